@@ -1,0 +1,82 @@
+"""What the HTTP server and the in-process client see of a frontend actor: a protocol, so that each is tested without the other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from ..mailbox.messages.requests import Finish, Prompt, TokenText
+from ..mailbox.messages.sampling import SamplingParams
+from ..scheduling.statistics import SchedulerStatistics
+
+
+class Delta(msgspec.Struct, frozen=True, gc=False):
+    """What arrived since the last delta of one choice; deltas that the reader did not take yet are merged."""
+
+    choice: int
+    position: int
+    """Output index of the first token in `token_ids`."""
+    token_ids: list[int]
+    text: str
+    """Whole characters only; never taken back."""
+    finish: Finish | None = None
+    """Set on the last delta of the choice, which may be empty otherwise."""
+    logprobs: list[TokenText] | None = None
+    """One entry a token of `token_ids`, if asked for."""
+    prompt_token_ids: list[int] | None = None
+    """In the first delta, if asked for."""
+
+
+class RequestStream(Protocol):
+    """One live request. Iterate it for deltas; it ends after the delta with `finish`.
+
+    Iteration raises RequestError (InvalidRequest, Overloaded, ...) if the request is refused, EngineFailure if the
+    engine dies. `close()` may be called at any time and twice: it aborts the request if it has not ended.
+    """
+
+    request_id: str
+
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+    async def __anext__(self) -> Delta: ...
+
+    def close(self) -> None: ...
+
+
+class Health(msgspec.Struct, frozen=True, gc=False):
+    """Read from the progress page, without asking any actor."""
+
+    is_live: bool
+    """The engine makes progress, or has nothing to do, or is in a declared slow phase."""
+    is_ready: bool
+    """New requests are accepted and will be served now."""
+    reason: str
+    """Why not; empty when ready."""
+
+
+class FrontendAPI(Protocol):
+    """A frontend actor as its users see it. All methods are called from the actor's own event loop."""
+
+    model_name: str
+    max_model_len: int
+    vocab_size: int
+
+    def submit(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        *,
+        cache_salt: str = "",
+        returns_prompt: bool = False,
+    ) -> RequestStream:
+        """Send a request on its way; never waits. Raises Overloaded (429) or Unavailable (503)."""
+        ...
+
+    def health(self) -> Health: ...
+
+    def scheduler_statistics(self) -> SchedulerStatistics: ...
+
+    def num_live_requests(self) -> int: ...

@@ -1,0 +1,45 @@
+"""What a model is, as far as it can be known without torch: where its files are, its shape, its sizes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
+    """MODEL resolved to local files."""
+
+    source: str
+    """As the user named it."""
+    format: Literal["gguf", "safetensors"]
+    path: str
+    """The .gguf file, or the directory that holds config.json and *.safetensors."""
+    name: str
+    """Short name for `model` in the API when the topology names none."""
+
+
+class ModelShape(msgspec.Struct, frozen=True, array_like=True):
+    """The numbers that fix a decoder-only transformer's sizes. Lengths in tokens, sizes in elements."""
+
+    architecture: str
+    """Name in the registry of models, e.g. `llama`."""
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position: int
+    rope_theta: float
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    num_parameters: int
+    """Elements of all weight tensors that a loaded model holds (a tied head counts once)."""
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Bytes of keys and values of one token over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes

@@ -1,0 +1,191 @@
+"""The error tree.
+
+    CallboardError
+    ├── RequestError          answers one request (HTTP status and OpenAI error body); the actor lives on
+    │   ├── InvalidRequest    400: the request is wrong; the sentence names the field and the limit
+    │   ├── NotSupportedYet   400: a feature that this version does not have
+    │   ├── UnknownModel      404
+    │   ├── Overloaded        429 with Retry-After: no room, told at once
+    │   ├── Unavailable       503: draining, or a worker is down and the queue is full
+    │   └── EngineFailure     500: the engine could not finish an accepted request
+    ├── ActorFault            the actor dies and the supervisor acts
+    │   ├── PeerDied          (rank, pid, status)
+    │   ├── SlowPeer          (rank, behind, seconds, phase)
+    │   ├── MessageTooLarge   larger than the slot or the limit that the topology fixed
+    │   ├── StaleEpoch        a record or handle of an earlier life of the board
+    │   ├── ProtocolViolation a gap, a broken header, a message of an unknown kind
+    │   └── EndOfStream       the writer closed the board on purpose
+    ├── StartFailed           a start that failed: phase, cause, advice; printed on one screen, exit code 1
+    │   └── ConfigError       a bad value in the topology, on the command line, or in a model's files
+    │       ├── ModelNotFound
+    │       ├── UnsupportedModel
+    │       ├── CorruptCheckpoint
+    │       └── NotEnoughMemory
+    └── WouldBlock            a `*_nowait` call that would have had to wait
+"""
+
+from __future__ import annotations
+
+
+class CallboardError(Exception):
+    """The root of every error that Callboard raises on purpose."""
+
+
+class RequestError(CallboardError):
+    """Answers one request; the actor lives on.
+
+    `status` is the HTTP status, `message` a sentence naming the field and the limit, `param` the field or None,
+    `code` a short machine-readable word or None, `retry_after_s` whole seconds for the Retry-After header or None.
+    """
+
+    status = 500
+    type = "server_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+        status: int | None = None,
+        type: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+        if status is not None:
+            self.status = status
+        if type is not None:
+            self.type = type
+
+
+class InvalidRequest(RequestError):
+    """400: the request is wrong."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class NotSupportedYet(InvalidRequest):
+    """400: the request asks for a feature that this version does not have."""
+
+    def __init__(self, feature: str, *, param: str | None = None) -> None:
+        super().__init__(f"{feature} is not supported yet", param=param, code="not_supported_yet")
+
+
+class UnknownModel(RequestError):
+    """404: no model of that name is served here."""
+
+    status = 404
+    type = "not_found_error"
+
+
+class Overloaded(RequestError):
+    """429: no room; the client is told at once and when to come back."""
+
+    status = 429
+    type = "rate_limit_error"
+
+
+class Unavailable(RequestError):
+    """503: the engine is draining or its worker is down."""
+
+    status = 503
+    type = "service_unavailable_error"
+
+
+class EngineFailure(RequestError):
+    """500: the engine could not finish an accepted request."""
+
+
+class ActorFault(CallboardError):
+    """The actor dies and the supervisor acts."""
+
+
+class PeerDied(ActorFault):
+    """A peer process ended; `status` is its exit status (negative: the signal), None while unknown."""
+
+    def __init__(self, rank: str | int, pid: int, status: int | None) -> None:
+        super().__init__(f"peer {rank} (pid {pid}) died with status {status}")
+        self.rank, self.pid, self.status = rank, pid, status
+
+
+class SlowPeer(ActorFault):
+    """A reader has given no slot back for `seconds`, is `behind` records behind, and says that it is in `phase`."""
+
+    def __init__(self, rank: str | int, behind: int, seconds: float, phase: str) -> None:
+        super().__init__(f"peer {rank} is {behind} records behind for {seconds:.1f} s, in phase {phase!r}")
+        self.rank, self.behind, self.seconds, self.phase = rank, behind, seconds, phase
+
+
+class MessageTooLarge(ActorFault):
+    """A message of `num_bytes` does not fit into `max_bytes`."""
+
+    def __init__(self, what: str, num_bytes: int, max_bytes: int) -> None:
+        super().__init__(f"{what} has {num_bytes:,} bytes, the limit is {max_bytes:,}")
+        self.what, self.num_bytes, self.max_bytes = what, num_bytes, max_bytes
+
+
+class StaleEpoch(ActorFault):
+    """A record or handle of epoch `got` where `expected` is current."""
+
+    def __init__(self, got: int, expected: int) -> None:
+        super().__init__(f"record of epoch {got}, the board is in epoch {expected}")
+        self.got, self.expected = got, expected
+
+
+class ProtocolViolation(ActorFault):
+    """A gap, a broken header, or a message of an unknown kind."""
+
+
+class EndOfStream(ActorFault):
+    """The writer closed the board on purpose."""
+
+
+class StartFailed(CallboardError):
+    """A start that failed: `phase`, `cause` (with numbers) and `advice`, printed on one screen with exit code 1."""
+
+    phase = "start"
+
+    def __init__(self, cause: str, *, advice: str = "", phase: str | None = None) -> None:
+        super().__init__(cause if not advice else f"{cause}; {advice}")
+        self.cause, self.advice = cause, advice
+        if phase is not None:
+            self.phase = phase
+
+
+class ConfigError(StartFailed):
+    """A bad value in the topology, on the command line, or in a model's files."""
+
+    phase = "configuration"
+
+
+class ModelNotFound(ConfigError):
+    """MODEL names nothing that can be had."""
+
+    phase = "model"
+
+
+class UnsupportedModel(ConfigError):
+    """The model's architecture or a feature of it is not supported."""
+
+    phase = "model"
+
+
+class CorruptCheckpoint(ConfigError):
+    """A model file is truncated, malformed, or does not match its checksum."""
+
+    phase = "model"
+
+
+class NotEnoughMemory(ConfigError):
+    """The memory ledger does not add up."""
+
+    phase = "memory"
+
+
+class WouldBlock(CallboardError):
+    """A `*_nowait` call that would have had to wait."""

@@ -1,0 +1,62 @@
+"""Messages between tokenizers and the scheduler.
+
+| message     | sender    | receiver  | transport | bound                      | when full                        | when the peer dies            |
+|-------------|-----------|-----------|-----------|----------------------------|----------------------------------|-------------------------------|
+| Admit       | tokenizer | scheduler | mailbox   | mailbox capacity           | kept and sent when there is room | engine ends with a reason     |
+| Stop        | tokenizer | scheduler | mailbox   | one a request              | kept and sent when there is room | engine ends with a reason     |
+| Abort       | tokenizer | scheduler | mailbox   | one a request              | kept and sent when there is room | engine ends with a reason     |
+| TokenDeltas | scheduler | tokenizer | mailbox   | one unsent delta a request | later tokens merge into it       | engine ends with a reason     |
+| Refused     | scheduler | tokenizer | mailbox   | one a request              | kept and sent when there is room | engine ends with a reason     |
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .requests import Abort, Finish, Refused, TokenLogprobs
+from .sampling import SamplingParams
+
+
+class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=20):
+    """A request as the scheduler sees it: ids only. `tokenizer` is the reply address."""
+
+    request_id: str
+    choice: int
+    attempt: int
+    tokenizer: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    """`max_tokens` is set."""
+    eos_token_ids: tuple[int, ...]
+    arrival_ns: int
+    cache_salt: str = ""
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=21):
+    """The tokenizer found a stop string: ends every attempt up to `attempt`. `position`: output index of the last token that counts."""
+
+    request_id: str
+    choice: int
+    attempt: int
+    position: int
+
+
+class TokenDeltas(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22):
+    """New tokens of several requests of one tokenizer: parallel lists, one entry a row; `positions` as in `TextDeltas`.
+
+    A row with an entry in `finishes` ends the request; its ids may be empty (an abort).
+    """
+
+    request_ids: list[str]
+    choices: list[int]
+    attempts: list[int]
+    positions: list[int]
+    token_ids: list[list[int]]
+    cached_tokens: list[int]
+    """Tokens of the prompt that came from the prefix cache at first admission."""
+    finishes: dict[int, Finish] = {}
+    logprobs: dict[int, list[TokenLogprobs]] = {}
+
+
+TokenizerToScheduler = Admit | Stop | Abort
+SchedulerToTokenizer = TokenDeltas | Refused

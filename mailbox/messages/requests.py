@@ -1,0 +1,158 @@
+"""Messages between frontends and tokenizers.
+
+| message    | sender    | receiver  | transport | bound                       | when full                      | when the peer dies             |
+|------------|-----------|-----------|-----------|-----------------------------|--------------------------------|--------------------------------|
+| Generate   | frontend  | tokenizer | mailbox   | mailbox capacity            | the client gets a 429          | frontend ends the stream       |
+| Abort      | frontend  | tokenizer | mailbox   | one a request               | kept and sent when there is room | dropped, the request is gone |
+| TextDeltas | tokenizer | frontend  | mailbox   | one unsent delta a request  | later tokens merge into it     | dropped                        |
+| Refused    | tokenizer | frontend  | mailbox   | one a request               | kept and sent when there is room | dropped                      |
+
+Every message names `(request_id, attempt)`; rows also the choice. A message of another attempt is dropped.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .sampling import SamplingParams
+
+
+class ToolCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A call that an earlier assistant message made; `arguments` is the JSON text as the client sent it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ChatMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One message of a chat prompt; text parts are already joined into `content`."""
+
+    role: str
+    content: str | None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+class TextPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
+    """Text to continue."""
+
+    text: str
+
+
+class TokenPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
+    """Token ids to continue, as they are."""
+
+    token_ids: list[int]
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
+    """Messages for the model's chat template."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+class Generate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=10):
+    """A request. `frontend` is the reply address, `tokenizer` and `scheduler` the actors chosen for this attempt."""
+
+    request_id: str
+    attempt: int
+    frontend: str
+    tokenizer: str
+    scheduler: str
+    prompt: Prompt
+    sampling: SamplingParams
+    arrival_ns: int
+    """CLOCK_MONOTONIC of the frontend's host."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only with requests of the same salt."""
+    returns_prompt: bool = False
+    """The first delta carries the prompt's token ids."""
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=11):
+    """Ends every attempt of the request up to `attempt`, an encoding under way included; always goes on to the scheduler."""
+
+    request_id: str
+    attempt: int
+    reason: str
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=12):
+    """The request is not served; the fields are those of `RequestError`."""
+
+    request_id: str
+    choice: int
+    attempt: int
+    status: int
+    error_type: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: int | None = None
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Log-probabilities at one position: the sampled token's, then the most likely ones, most likely first."""
+
+    token_id: int
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Token counts of one finished request; `cached_tokens` is the part of the prompt found in the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The terminal mark. `reason`: stop, length, abort, error; `stop_reason`: the stop string or id that was found."""
+
+    reason: str
+    usage: Usage
+    stop_reason: int | str | None = None
+    message: str | None = None
+    """For `error`: the sentence for the client."""
+
+
+class TokenText(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token as text for logprobs output: `text` may hold replacement characters, `data` is the exact bytes."""
+
+    text: str
+    data: bytes
+    logprob: float
+    top: list[tuple[str, bytes, float]]
+    """The most likely tokens as (text, bytes, logprob)."""
+
+
+class TextDeltas(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
+    """Text for several requests of one frontend: parallel lists, one entry a row.
+
+    `positions[i]` is the output index of the first id in `token_ids[i]`. A row with an entry in `finishes` is the
+    request's last one and its only terminal event.
+    """
+
+    request_ids: list[str]
+    choices: list[int]
+    attempts: list[int]
+    positions: list[int]
+    token_ids: list[list[int]]
+    texts: list[str]
+    finishes: dict[int, Finish] = {}
+    """Row index -> terminal mark."""
+    logprobs: dict[int, list[TokenText]] = {}
+    """Row index -> one entry a token id of the row."""
+    prompts: dict[int, list[int]] = {}
+    """Row index -> the prompt's token ids, in the first delta of a request that asked for them."""
+
+
+FrontendToTokenizer = Generate | Abort
+TokenizerToFrontend = TextDeltas | Refused

@@ -1,0 +1,95 @@
+"""Messages on the boards: step plans from the scheduler to the ranks, results from the output rank back.
+
+| message    | sender      | receiver  | transport    | bound                     | when full            | when the peer dies                          |
+|------------|-------------|-----------|--------------|---------------------------|----------------------|---------------------------------------------|
+| StepPlan   | scheduler   | all ranks | call board   | pipeline depth in flight  | never (slots >= depth + 2) | epoch ends; rows are preempted, recomputed |
+| StepResult | output rank | scheduler | result board | pipeline depth in flight  | never (slots >= depth + 2) | epoch ends                                 |
+
+Arrays travel as the bytes of little-endian numpy arrays (`int32` unless said); `numpy.frombuffer` reads them without a copy.
+A `row` is a slot of the worker's persistent batch, 0 <= row < max_num_seqs; `run` is a number that the scheduler never
+reuses, new at admission and at preemption, so it names the request, its attempt and its placement: a delta carries `run`
+where the first plan of a row carried `(request_id, choice, attempt, run)`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .sampling import SamplingParams
+
+
+class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A row in full, sent once when the request takes the row; later plans carry what changed."""
+
+    row: int
+    run: int
+    request_id: str
+    choice: int
+    attempt: int
+    num_prompt_tokens: int
+    token_ids: bytes
+    """int32: every token known so far, prompt then output."""
+    block_ids: bytes
+    """int32: the blocks held now, prefix hits first; block i holds positions i * block_size and on."""
+    sampling: SamplingParams
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=30):
+    """What the ranks compute in one step.
+
+    Applied in this order: `removed_rows` are cleared, `new_rows` placed, blocks appended, then the n scheduled rows run.
+    Row i computes positions `starts[i] .. starts[i] + num_tokens[i] - 1`; where a position's token is not known to the
+    scheduler yet it is the one that an earlier step sampled, which the worker has. If `samples[i]` the row yields the token
+    at position starts[i] + num_tokens[i].
+    """
+
+    epoch: int
+    step: int
+    now_ns: int
+    """CLOCK_MONOTONIC handed to the scheduler when it made the plan."""
+    new_rows: list[NewRow]
+    removed_rows: bytes
+    """int32 [num_removed]"""
+    rows: bytes
+    """int32 [n]"""
+    runs: bytes
+    """int64 [n]"""
+    starts: bytes
+    """int32 [n]"""
+    num_tokens: bytes
+    """int32 [n], each >= 1"""
+    samples: bytes
+    """bool [n]"""
+    block_rows: bytes = b""
+    """int32 [m]: the row that gets block_ids[j] appended to its block table, in order."""
+    block_ids: bytes = b""
+    """int32 [m]"""
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31):
+    """The tokens of one step, a row for each plan row with `samples`, in plan order."""
+
+    epoch: int
+    step: int
+    runs: bytes
+    """int64 [k]"""
+    positions: bytes
+    """int32 [k]: absolute position (prompt included) of the sampled token."""
+    token_ids: bytes
+    """int32 [k]"""
+    start_ns: int
+    """CLOCK_MONOTONIC when the worker began the step."""
+    end_ns: int
+    """CLOCK_MONOTONIC when the sampled tokens were on the host."""
+    logprob_rows: bytes = b""
+    """int32 [j]: indexes into the k rows, of the requests that asked for log-probabilities."""
+    logprobs: bytes = b""
+    """float32 [j]: raw log-probability of the sampled token."""
+    top_ids: bytes = b""
+    """int32 [j, max_logprobs_of_the_step]; a request takes the first `sampling.logprobs` of its row."""
+    top_logprobs: bytes = b""
+    """float32, shape of top_ids"""
+
+
+CallBoardMessage = StepPlan
+ResultBoardMessage = StepResult

@@ -1,0 +1,32 @@
+"""What the scheduler can be asked at any time: plain integers, so that they fit into the words of the progress page."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SchedulerStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Gauges and counters (since start) of one scheduler. The field order is the word order on the progress page."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    """Blocks that can be allocated at once, cached ones without an owner included."""
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens computed or found in the cache, counted at first admission."""
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    """Tokens looked up in the prefix cache."""
+    prefix_cache_hits: int = 0
+    """Tokens found in it."""
+    num_finished: int = 0
+    num_steps: int = 0
+    num_steady_steps: int = 0
+    """Steps after which the same rows went on: where the next plan can be published before the step ends."""
+    num_overlapped_steps: int = 0
+    """Steady steps whose successor was published before they ended."""
+    num_leaks: int = 0
+    """Blocks that the integrity check found without an owner, and repaired."""

