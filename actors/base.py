@@ -1,0 +1,34 @@
+"""The actor loop: wait for messages, handle all that wait, then send what they brought about."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from ..mailbox import Inbox
+
+M = TypeVar("M")
+
+
+class Actor(Protocol[M]):
+    """Owns its state; the loop calls `handle` and `flush` from one task, so neither needs a lock."""
+
+    name: str
+    inbox: Inbox[M]
+
+    def handle(self, message: M) -> None:
+        """Take one message. Never waits. An exception here is an ActorFault: the process ends and the supervisor acts."""
+        ...
+
+    def flush(self) -> None:
+        """Called after a batch of messages: send on what they produced, one message a receiver."""
+        ...
+
+
+async def run_actor(actor: Actor[M]) -> None:
+    """Run an actor until it is cancelled. Latency of a message is one pass of the event loop."""
+    inbox = actor.inbox
+    while True:
+        await inbox.wait_message()
+        for message in inbox.receive_all_nowait():
+            actor.handle(message)
+        actor.flush()

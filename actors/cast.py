@@ -1,0 +1,246 @@
+"""The actors of one process: builds each from its own part of `Start`, wires their mailboxes, runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..mailbox import Inbox, LocalOutbox, Outbox, ZmqOutbox
+from ..mailbox.messages.admission import TokenizerToScheduler
+from ..mailbox.messages.control import Attach, Gone, Start
+from ..mailbox.messages.requests import TokenizerToFrontend
+from ..scheduling import Scheduler, SchedulerLimits, SchedulerStatistics
+from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressPage
+from ..topology.plan import kind_of, max_plan_tokens
+from .base import run_actor
+from .frontend import Frontend
+from .frontend_api import Health
+from .scheduler import SchedulerActor
+from .sender import Sender
+
+if TYPE_CHECKING:
+    from .tokenizer import TokenizerActor, TokenizerInbound
+    from .worker import WorkerActor
+
+M = TypeVar("M")
+
+_INBOX_MESSAGES = 1024
+_HUNG_AFTER_S = 60.0
+"""A step that takes longer counts as no progress in `/health`."""
+
+
+class Cast:
+    """Builds in dependency order: mailboxes, then actors; the tokenizer's vocabulary and the model load side by side."""
+
+    def __init__(self, start: Start, fds: dict[str, int]) -> None:
+        self.process = start.process
+        self.frontends: list[Frontend] = []
+        self.failed_actor: str | None = None
+        self._start = start
+        self._fds = fds
+        self._max_bytes = 4 * start.topology.server.max_request_bytes
+        self._page = ProgressPage(self.take_fd("progress"), len(start.all_actors))
+        self._scheduler: SchedulerActor | None = None
+        self._tokenizers: list[TokenizerActor] = []
+        self._worker: WorkerActor | None = None
+        self._inboxes: dict[str, Inbox[Any]] = {}
+
+    def take_fd(self, name: str) -> int:
+        """Hand out a descriptor of `Start`; the caller owns it from now on."""
+        return self._fds.pop(name)
+
+    # Start
+
+    async def start(self) -> None:
+        """Build all actors; returns when each can serve. Raises StartFailed with the phase and the cause."""
+        self._make_inboxes()
+        local = {kind: [a for a in self._start.actors if kind_of(a) == kind] for kind in map(kind_of, self._start.actors)}
+        for name in local.get("scheduler", ()):
+            self._make_scheduler(name)
+        await asyncio.gather(
+            self._make_tokenizers(local.get("tokenizer", [])),
+            *(self._make_worker(name) for name in local.get("worker", ())),
+        )
+        for name in local.get("frontend", ()):
+            self._make_frontend(name)
+
+    def _make_inboxes(self) -> None:
+        """One inbox an actor that takes messages, with a socket for each sender in another process."""
+        for name in self._start.actors:
+            match kind_of(name):
+                case "frontend":
+                    self._inboxes[name] = Inbox(TokenizerToFrontend, _INBOX_MESSAGES, self._max_bytes)
+                case "tokenizer":
+                    from .tokenizer import TokenizerInbound
+
+                    self._inboxes[name] = Inbox(TokenizerInbound, _INBOX_MESSAGES, self._max_bytes)
+                case "scheduler":
+                    self._inboxes[name] = Inbox(TokenizerToScheduler, _INBOX_MESSAGES, self._max_bytes)
+        for link in self._start.links:
+            if link.receiver in self._inboxes:
+                fd = self.take_fd(f"link.{link.sender}.{link.receiver}")
+                self._inboxes[link.receiver].attach(link.sender, link.path, fd)
+
+    def _senders(self, sender: str, receiver_kind: str) -> dict[str, Sender[Any]]:
+        """Senders of an actor to all actors of a kind: by reference inside the process, through ZMQ otherwise."""
+        senders: dict[str, Sender[Any]] = {}
+        for receiver in self._start.all_actors:
+            if kind_of(receiver) == receiver_kind:
+                outbox: Outbox[Any]
+                if receiver in self._inboxes:
+                    outbox = LocalOutbox(self._inboxes[receiver])
+                else:
+                    path = next(k.path for k in self._start.links if (k.sender, k.receiver) == (sender, receiver))
+                    outbox = ZmqOutbox(path, _INBOX_MESSAGES, self._max_bytes)
+                senders[receiver] = Sender(outbox)
+        return senders
+
+    def _make_scheduler(self, name: str) -> None:
+        topology = self._start.topology
+        section, kv_cache = topology.scheduler, topology.kv_cache
+        limits = SchedulerLimits(
+            max_num_seqs=section.max_num_seqs,
+            max_num_batched_tokens=section.max_num_batched_tokens,
+            long_prefill_token_threshold=section.long_prefill_token_threshold,
+            pipeline_depth=section.pipeline_depth,
+            watermark=section.watermark,
+            max_queued_requests=section.max_queued_requests,
+            max_queued_tokens=section.max_queued_tokens,
+            num_blocks=self._start.num_blocks,
+            block_size=kv_cache.block_size,
+            prefix_caching=kv_cache.prefix_caching,
+            max_model_len=self._start.max_model_len,
+            max_plan_tokens=max_plan_tokens(topology, self._start.max_model_len),
+        )
+        line = self._page.line(self._start.all_actors.index(name))
+        line.mark(phase=Phase.SERVING)
+        inbox = self._inboxes[name]
+        self._scheduler = SchedulerActor(name, inbox, self._senders(name, "tokenizer"), Scheduler(limits), line)
+
+    async def _make_tokenizers(self, names: list[str]) -> None:
+        if not names:
+            return
+        from ..text import load_tokenizer
+        from .tokenizer import TokenizerActor
+
+        start = self._start
+        tokenizer = await asyncio.to_thread(load_tokenizer, start.checkpoint, start.topology.model.chat_template)
+        eos_token_ids = tuple(sorted({*start.shape.eos_token_ids, *tokenizer.eos_token_ids}))
+        for name in names:
+            actor = TokenizerActor(
+                name,
+                self._inboxes[name],
+                tokenizer,
+                self._senders(name, "scheduler"),
+                self._senders(name, "frontend"),
+                max_model_len=start.max_model_len,
+                max_encodings=start.topology.scheduler.max_queued_requests,
+                eos_token_ids=eos_token_ids,
+            )
+            self._tokenizers.append(actor)
+            self._page.line(start.all_actors.index(name)).mark(phase=Phase.SERVING)
+
+    async def _make_worker(self, name: str) -> None:
+        from .worker import WorkerActor, make_runner
+
+        start = self._start
+        section = next(p for p in start.topology.process if p.name == start.process)
+        call_layout, result_layout = start.boards
+        line = self._page.line(start.all_actors.index(name))
+        stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        worker = WorkerActor(
+            name,
+            lambda: make_runner(start, section, line),
+            BoardReader(call_layout, self._take_board(call_layout.fd_names()), 0, wake_fd=stop_fd),
+            BoardWriter(result_layout, self._take_board(result_layout.fd_names())),
+            line,
+            call_layout.epoch,
+            stop_fd,
+        )
+        await worker.start()
+        self._worker = worker
+
+    def _take_board(self, names: tuple[str, ...]) -> dict[str, int]:
+        return {name: self.take_fd(name) for name in names}
+
+    def _make_frontend(self, name: str) -> None:
+        start = self._start
+        frontend = Frontend(
+            name,
+            self._inboxes[name],
+            self._senders(name, "tokenizer"),
+            model_name=start.topology.model.served_name or start.checkpoint.name,
+            max_model_len=start.max_model_len,
+            vocab_size=start.shape.vocab_size,
+            scheduler=next(a for a in start.all_actors if kind_of(a) == "scheduler"),
+            read_health=self._read_health,
+            read_statistics=self._statistics_reader(),
+        )
+        self.frontends.append(frontend)
+        self._page.line(start.all_actors.index(name)).mark(phase=Phase.SERVING)
+
+    # The progress page
+
+    def _statistics_reader(self) -> Callable[[], SchedulerStatistics]:
+        scheduler = next(i for i, a in enumerate(self._start.all_actors) if kind_of(a) == "scheduler")
+        line = self._page.line(scheduler)
+        return lambda: line.read_statistics(SchedulerStatistics)
+
+    def _read_health(self) -> Health:
+        for index, actor in enumerate(self._start.all_actors):
+            line = self._page.line(index)
+            phase = line.phase
+            if phase in (Phase.STARTING, Phase.LOADING, Phase.WARMING, Phase.STOPPED):
+                return Health(is_live=True, is_ready=False, reason=f"{actor} is {phase.name.lower()}")
+            if phase is Phase.STEPPING:
+                still_s = (time.monotonic_ns() - line.time_ns) / 1e9
+                if still_s > _HUNG_AFTER_S:
+                    reason = f"{actor} has been in step {line.step} for {still_s:.0f} s"
+                    return Health(is_live=False, is_ready=False, reason=reason)
+        return Health(is_live=True, is_ready=True, reason="")
+
+    # Run
+
+    async def run(self) -> None:
+        """Run all actors; returns when the worker was stopped, raises what an actor died of."""
+        jobs: dict[str, Coroutine[Any, Any, None]] = {}
+        for actor in (*self.frontends, *self._tokenizers, *((self._scheduler,) if self._scheduler else ())):
+            jobs[actor.name] = run_actor(actor)
+        if self._worker is not None:
+            jobs[self._worker.name] = self._worker.run()
+        tasks = {asyncio.ensure_future(job): name for name, job in jobs.items()}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                self.failed_actor = tasks[task]
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def attach(self, message: Attach, fds: dict[str, int]) -> None:
+        """New boards for the scheduler of this process."""
+        assert self._scheduler is not None, "Attach goes to the scheduler's process"
+        call_layout, result_layout = message.boards
+        self._scheduler.attach(
+            call_layout.epoch,
+            BoardWriter(call_layout, {name: fds[name] for name in call_layout.fd_names()}),
+            BoardReader(result_layout, {name: fds[name] for name in result_layout.fd_names()}, 0),
+        )
+
+    def gone(self, message: Gone) -> None:
+        if message.is_final:
+            for frontend in self.frontends:
+                frontend.fail_all(message.reason)
+        elif self._scheduler is not None and kind_of(message.actor) == "worker":
+            self._scheduler.worker_gone()
+
+    def close(self) -> None:
+        """Stop in reverse order of the data's way: the worker first gets its stop, mailboxes close last."""
+        if self._worker is not None:
+            self._worker.close()
+        for actor in (*self.frontends, *self._tokenizers, *((self._scheduler,) if self._scheduler else ())):
+            actor.close()

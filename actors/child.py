@@ -1,0 +1,158 @@
+"""A child process: takes `Start` from the supervisor, builds its actors, runs them, and follows control messages."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Protocol, assert_never
+
+from ..errors import CallboardError, EndOfStream, StartFailed
+from ..mailbox.messages.control import (
+    Attach,
+    ChildToSupervisor,
+    Drain,
+    Drained,
+    Failed,
+    Gone,
+    Ready,
+    Shutdown,
+    Start,
+    SupervisorToChild,
+)
+from ..topology.schema import ServerSection
+from .cast import Cast
+from .control import ControlSocket
+from .frontend_api import FrontendAPI
+
+
+class HttpServer(Protocol):
+    """What `server/` gives back: a running server that can be closed."""
+
+    async def close(self) -> None: ...
+
+
+ServeHttp = Callable[[FrontendAPI, ServerSection, socket.socket], Awaitable[HttpServer]]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its supervisor dies; `parent_pid` guards the moment before the call."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_child(control_fd: int, parent_pid: int, serve_http: ServeHttp | None) -> int:
+    """Run this process until it is shut down; returns its exit status. `serve_http` is for processes with a frontend."""
+    die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the supervisor decides
+    control: ControlSocket[ChildToSupervisor, SupervisorToChild] = ControlSocket(
+        socket.socket(fileno=control_fd), SupervisorToChild
+    )
+    return _loop_runner()(_Child(control, serve_http).run())
+
+
+def _loop_runner() -> Callable[[Awaitable[int]], int]:
+    try:
+        import uvloop
+    except ImportError:  # no wheel for this platform
+        return asyncio.run  # type: ignore[return-value]
+    return uvloop.run
+
+
+class _Child:
+    def __init__(
+        self, control: ControlSocket[ChildToSupervisor, SupervisorToChild], serve_http: ServeHttp | None
+    ) -> None:
+        self._control = control
+        self._serve_http = serve_http
+        self._servers: list[HttpServer] = []
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        start, fds = await self._control.receive()
+        assert isinstance(start, Start), "the first control message is Start"
+        phase, actor = "start", start.process
+        cast = Cast(start, dict(zip(start.fds, fds, strict=True)))
+        try:
+            started_ns = time.monotonic_ns()
+            await cast.start()
+            await self._start_servers(cast, start)
+            gc.collect()
+            gc.freeze()
+            seconds = (time.monotonic_ns() - started_ns) / 1e9
+            self._control.send(Ready(start.process, start.incarnation, (("start", seconds),)))
+            phase = "running"
+            actor = await self._serve(cast)
+        except StartFailed as error:
+            self._control.send(Failed(start.process, actor, error.phase, error.cause, error.advice))
+            return 1
+        except Exception as error:
+            if not isinstance(error, CallboardError):
+                traceback.print_exc(file=sys.stderr)
+            cause = f"{type(error).__name__}: {error}"
+            self._control.send(Failed(start.process, cast.failed_actor or actor, phase, cause, ""))
+            return 1
+        finally:
+            cast.close()
+        return 0
+
+    async def _start_servers(self, cast: Cast, start: Start) -> None:
+        for frontend in cast.frontends:
+            assert self._serve_http is not None, "a process with a frontend is started with an HTTP server"
+            sock = socket.socket(fileno=cast.take_fd(f"http.{frontend.name}"))
+            self._servers.append(await self._serve_http(frontend, start.topology.server, sock))
+
+    async def _serve(self, cast: Cast) -> str:
+        """Run the actors and follow the supervisor; returns after Shutdown, raises what an actor died of."""
+        actors = asyncio.ensure_future(cast.run())
+        commands = asyncio.ensure_future(self._follow(cast))
+        done, _ = await asyncio.wait((actors, commands), return_when=asyncio.FIRST_COMPLETED)
+        for task in (actors, commands):
+            if task not in done:
+                task.cancel()
+        for server in self._servers:
+            await server.close()
+        for task in done:
+            task.result()
+        return ""
+
+    async def _follow(self, cast: Cast) -> None:
+        while True:
+            try:
+                message, fds = await self._control.receive()
+            except EndOfStream:
+                return  # the supervisor is gone; the parent-death signal is on its way
+            match message:
+                case Attach():
+                    cast.attach(message, dict(zip(message.fds, fds, strict=True)))
+                case Gone():
+                    cast.gone(message)
+                case Drain():
+                    task = asyncio.ensure_future(self._drain(cast, message))
+                    self._background.add(task)
+                    task.add_done_callback(self._background.discard)
+                case Shutdown():
+                    return
+                case Start():
+                    raise AssertionError("a second Start")
+                case _:
+                    assert_never(message)
+
+    async def _drain(self, cast: Cast, drain: Drain) -> None:
+        await asyncio.gather(*(frontend.drain(drain.timeout_s) for frontend in cast.frontends))
+        for server in self._servers:
+            await server.close()
+        self._servers.clear()
+        self._control.send(Drained(cast.process))

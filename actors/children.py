@@ -1,0 +1,81 @@
+"""One child process as the supervisor holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+
+from ..mailbox.messages.control import ChildToSupervisor, Failed, SupervisorToChild
+from .control import ControlSocket, control_pair
+
+
+class Child:
+    """A process, its pidfd, its control socket, and what it said."""
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        process: subprocess.Popen[bytes],
+        control: ControlSocket[SupervisorToChild, ChildToSupervisor],
+    ) -> None:
+        self.name = name
+        self.incarnation = incarnation
+        self.pid = process.pid
+        self.pidfd = os.pidfd_open(process.pid)
+        self.control = control
+        self.is_ready = False
+        self.failed: Failed | None = None
+        self.status: int | None = None
+        """Exit status; negative: the signal; None while it runs."""
+        self._process = process
+        self._exited = asyncio.Event()
+
+    def reap(self) -> None:
+        """Called when the pidfd says that the process has ended."""
+        self.status = self._process.wait()
+        self._exited.set()
+
+    def kill(self) -> None:
+        if self.status is None:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    async def wait_exit(self, timeout_s: float | None) -> None:
+        """Wait for the end of the process; kill it after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._exited.wait()
+        except TimeoutError:
+            self.kill()
+            await self._exited.wait()
+
+    def describe_status(self) -> str:
+        if self.status is None:
+            return "no status yet"
+        return signal.Signals(-self.status).name if self.status < 0 else f"exit status {self.status}"
+
+    def cause(self) -> str:
+        """Why it ended, in its own words if it could still say."""
+        return self.failed.cause if self.failed is not None else self.describe_status()
+
+    def close(self) -> None:
+        self.control.close()
+        os.close(self.pidfd)
+
+
+def spawn(name: str, incarnation: int, command: Sequence[str]) -> Child:
+    """Start a child with one end of a control socket; everything else travels over that."""
+    ours, theirs = control_pair()
+    try:
+        process = subprocess.Popen(
+            [*command, "--control-fd", str(theirs.fileno()), "--parent-pid", str(os.getpid())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # standard output is the supervisor's: it carries the ready line alone
+        )
+    finally:
+        theirs.close()
+    return Child(name, incarnation, process, ControlSocket(ours, ChildToSupervisor))

@@ -1,0 +1,86 @@
+"""The control socket between the supervisor and one child: msgspec messages with file descriptors beside them."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+from ..errors import EndOfStream, MessageTooLarge, ProtocolViolation
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+_MAX_BYTES = 128 * 1024
+_MAX_FDS = 200
+
+
+class ControlSocket(Generic[Sent, Received]):
+    """One end of a SOCK_SEQPACKET pair. A message is at most 128 KiB; it may carry up to 200 descriptors."""
+
+    def __init__(self, sock: socket.socket, received: type[Received]) -> None:
+        self._socket = sock
+        self._socket.setblocking(False)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(received)
+
+    def send(self, message: Sent, fds: Sequence[int] = ()) -> None:
+        """Send at once. A peer that has ended is no error here: its death is seen through its pidfd."""
+        data = self._encoder.encode(message)
+        if len(data) > _MAX_BYTES:
+            raise MessageTooLarge(type(message).__name__, len(data), _MAX_BYTES)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            self._socket.sendmsg([data], rights)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    async def receive(self) -> tuple[Received, list[int]]:
+        """The next message and its descriptors, which the caller owns now. Raises EndOfStream when the peer is gone."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return self._receive_nowait()
+            except BlockingIOError:
+                readable: asyncio.Future[None] = loop.create_future()
+                loop.add_reader(self._socket.fileno(), _settle, readable)
+                try:
+                    await readable
+                finally:
+                    loop.remove_reader(self._socket.fileno())
+
+    def _receive_nowait(self) -> tuple[Received, list[int]]:
+        try:
+            data, fds, flags, _ = socket.recv_fds(self._socket, _MAX_BYTES, _MAX_FDS)
+        except ConnectionResetError:
+            raise EndOfStream("the control socket's peer is gone") from None
+        if not data:
+            raise EndOfStream("the control socket's peer is gone")
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            for fd in fds:
+                os.close(fd)
+            raise ProtocolViolation("a control message was cut off")
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        return self._decoder.decode(data), fds
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def control_pair() -> tuple[socket.socket, socket.socket]:
+    """(supervisor's end, child's end)."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _MAX_BYTES)
+    return ours, theirs

@@ -1,0 +1,77 @@
+"""From a topology to everything a start needs: files found, shape read, limits checked, memory planned. No torch, no process yet."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from ..checkpoints import Progress, read_shape, resolve_checkpoint
+from ..checkpoints.shape import Checkpoint, ModelShape
+from ..topology.check import ensure_valid
+from ..topology.plan import MemoryLedger, max_model_len_of, plan_memory
+from ..topology.schema import Topology
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """What the supervisor starts."""
+
+    topology: Topology
+    """With dtype and kv_dtype resolved."""
+    checkpoint: Checkpoint
+    shape: ModelShape
+    max_model_len: int
+    ledger: MemoryLedger
+
+
+def prepare_launch(topology: Topology, progress: Progress | None = None) -> Launch:
+    """Find the model (fetching it if need be) and check the topology against it. Raises ConfigError and its kinds."""
+    ensure_valid(topology, None)
+    checkpoint = resolve_checkpoint(topology.model.source, progress=progress)
+    shape = read_shape(checkpoint)
+    topology = _resolve_dtypes(topology)
+    ensure_valid(topology, shape)
+    ledger = plan_memory(
+        topology,
+        shape,
+        _available_bytes(),
+        dtype_bytes=_DTYPE_BYTES[topology.model.dtype],
+        kv_dtype_bytes=_DTYPE_BYTES[topology.model.kv_dtype],
+    )
+    return Launch(topology, checkpoint, shape, max_model_len_of(topology, shape), ledger)
+
+
+def _resolve_dtypes(topology: Topology) -> Topology:
+    """`auto` is bfloat16 where the CPU multiplies it natively, else float32."""
+    model = topology.model
+    dtype = model.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if _cpu_has_bfloat16() else "float32"
+    kv_dtype = dtype if model.kv_dtype == "auto" else model.kv_dtype
+    return msgspec.structs.replace(topology, model=msgspec.structs.replace(model, dtype=dtype, kv_dtype=kv_dtype))
+
+
+def _cpu_has_bfloat16() -> bool:
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    line = next((line for line in info.splitlines() if line.startswith(("flags", "Features"))), "")
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(line.split()))
+
+
+def _available_bytes() -> int:
+    """Memory that processes can still get: the machine's, or what the cgroup leaves if that is less."""
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, int(limit) - used)

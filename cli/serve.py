@@ -1,0 +1,32 @@
+"""`callboard serve`: prepare, start the supervisor, print the ready line, wait."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..actors.launch import Launch, prepare_launch
+from ..actors.supervisor import Supervisor, watch_signals
+from ..topology.load import make_topology
+from .screens import ProgressBars
+
+CHILD_COMMAND = (sys.executable, "-P", "-m", "callboard.cli.child")
+
+
+def serve_topology(model: str | None, file: Path | None, overrides: Sequence[str]) -> int:
+    """Serve until stopped; returns the exit status. Raises StartFailed."""
+    topology = make_topology(file, model, overrides)
+    with ProgressBars() as bars:
+        launch = prepare_launch(topology, progress=bars)
+    return asyncio.run(_serve(launch))
+
+
+async def _serve(launch: Launch) -> int:
+    with ProgressBars() as bars:
+        supervisor = Supervisor(launch, CHILD_COMMAND, on_loading=bars.loading)
+        watch_signals(supervisor)
+        await supervisor.start()
+    print(f"ready {supervisor.url}", flush=True)
+    return await supervisor.wait()
