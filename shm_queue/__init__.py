@@ -1,0 +1,19 @@
+"""Boards: bytes in shared memory, order in the kernel, one writer, lockstep readers; beside them the progress page."""
+
+from .layout import BoardLayout
+from .progress import Phase, ProgressLine, ProgressPage, create_progress_page
+from .reader import BoardReader
+from .segment import close_board, create_board
+from .writer import BoardWriter
+
+__all__ = [
+    "BoardLayout",
+    "BoardReader",
+    "BoardWriter",
+    "Phase",
+    "ProgressLine",
+    "ProgressPage",
+    "close_board",
+    "create_board",
+    "create_progress_page",
+]

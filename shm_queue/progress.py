@@ -1,0 +1,130 @@
+"""The progress page: one line of aligned 64-bit words per process, in a memfd that every process maps.
+
+Advisory only. Each word is stored and loaded whole, but there is no order between words: nothing may be decided from
+two fields of a line together (a new `step` may be seen beside an old `time_ns`, a counter of `statistics` beside an
+older one). It works on a process that is frozen or dead, and costs its writer no syscall.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import TypeVar, overload
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from .segment import create_memory, map_memory
+
+NUM_STATISTICS = 32
+FIRST_STATISTIC = 8
+LINE_WORDS = FIRST_STATISTIC + NUM_STATISTICS
+WORD_BYTES = 8
+
+StatisticsT = TypeVar("StatisticsT", bound=msgspec.Struct)
+
+
+class Phase(enum.IntEnum):
+    """What a process says that it is doing."""
+
+    STARTING = 0
+    """Also what a line says that nobody has written to yet."""
+    LOADING = 1
+    WARMING = 2
+    SERVING = 3
+    STEPPING = 4
+    """A step is on the device."""
+    IDLE = 5
+    DRAINING = 6
+    STOPPED = 7
+
+
+class Word:
+    """Descriptor of one unsigned word of a line."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    @overload
+    def __get__(self, line: None, owner: type[ProgressLine]) -> Word: ...
+    @overload
+    def __get__(self, line: ProgressLine, owner: type[ProgressLine]) -> int: ...
+    def __get__(self, line: ProgressLine | None, owner: type[ProgressLine]) -> int | Word:
+        return self if line is None else int(line.words[self._index])
+
+    def __set__(self, line: ProgressLine, value: int) -> None:
+        line.words[self._index] = value
+
+
+class ProgressLine:
+    """One process's line. One process writes it, any may read; it keeps the page mapped."""
+
+    def __init__(self, words: npt.NDArray[np.uint64]) -> None:
+        """words: [LINE_WORDS] uint64, a view of the page."""
+        self.words = words
+
+    pid = Word(1)
+    incarnation = Word(2)
+    step = Word(3)
+    """Last step begun."""
+    sequence = Word(4)
+    """Last sequence read from its board; 0: none."""
+    time_ns = Word(5)
+    """CLOCK_MONOTONIC of the last progress; 0: none yet."""
+
+    @property
+    def phase(self) -> Phase:
+        return Phase(int(self.words[0]))
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self.words[0] = phase
+
+    def mark(self, *, phase: Phase | None = None, step: int | None = None, sequence: int | None = None) -> None:
+        """Store what is given and stamp the time."""
+        if phase is not None:
+            self.words[0] = phase
+        if step is not None:
+            self.step = step
+        if sequence is not None:
+            self.sequence = sequence
+        self.time_ns = time.monotonic_ns()
+
+    def set_statistics(self, statistics: msgspec.Struct) -> None:
+        """Store the fields of a struct of at most NUM_STATISTICS unsigned ints, in their order.
+
+        Raises ValueError if there are more, OverflowError if one is negative or over 64 bits.
+        """
+        values = np.array(msgspec.structs.astuple(statistics), dtype=np.uint64)
+        if len(values) > NUM_STATISTICS:
+            raise ValueError(f"{type(statistics).__name__} has {len(values)} fields, a line has {NUM_STATISTICS} words")
+        self.words[FIRST_STATISTIC : FIRST_STATISTIC + len(values)] = values
+
+    def read_statistics(self, statistics_type: type[StatisticsT]) -> StatisticsT:
+        """The struct last stored with `set_statistics`; zeros if none was."""
+        num_fields = len(statistics_type.__struct_fields__)
+        return statistics_type(*self.words[FIRST_STATISTIC : FIRST_STATISTIC + num_fields].tolist())
+
+
+def create_progress_page(num_lines: int) -> int:
+    """A new page, all zeros; returns its memfd, which is the caller's. Raises NotEnoughMemory."""
+    return create_memory("progress", num_lines * LINE_WORDS * WORD_BYTES)
+
+
+class ProgressPage:
+    """A mapped page. It is unmapped when the page and all its lines are gone; `fd` stays the caller's.
+
+    Raises ProtocolViolation if the memory is not that of `num_lines` lines.
+    """
+
+    def __init__(self, fd: int, num_lines: int) -> None:
+        memory = map_memory("progress page", fd, num_lines * LINE_WORDS * WORD_BYTES, is_writable=True)
+        self.num_lines = num_lines
+        self._words: npt.NDArray[np.uint64] = np.frombuffer(memory, dtype="<u8").reshape(num_lines, LINE_WORDS)
+
+    def line(self, index: int) -> ProgressLine:
+        """Line `index`, 0..num_lines - 1. Raises IndexError."""
+        if not 0 <= index < self.num_lines:
+            raise IndexError(f"the progress page has {self.num_lines} lines, there is no line {index}")
+        return ProgressLine(self._words[index])
