@@ -167,8 +167,7 @@ class ZmqOutbox(Generic[M]):
 
     def _has_room(self) -> bool:
         """Asks libzmq; this takes the socket's pending commands, and with them the signal of its descriptor."""
-        events: int = self._socket.get(zmq.EVENTS)
-        return bool(events & zmq.POLLOUT)
+        return bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLOUT)
 
     def _wake_if_room(self) -> None:
         if self._has_room():

@@ -94,7 +94,7 @@ def test_a_busy_sender_does_not_starve_another(rig, run):
 
 
 def test_the_bound_holds_end_to_end(rig, run):
-    """Messages of 256 KiB: at most the two queues, the inbox, and what fits into 64 KiB buffers and a frame under way."""
+    """Messages of 256 KiB: at most the queues, the inbox, and a frame under way at each side."""
 
     async def main():
         inbox = rig.inbox(capacity=3)
@@ -310,16 +310,15 @@ def test_detach_discards_what_that_sender_sent_and_nothing_else(rig, run):
     async def main():
         inbox = rig.inbox(capacity=4)
         dead, alive = rig.outbox(inbox, "dead", capacity=4), rig.outbox(inbox, "alive", capacity=4)
+        alive.send_nowait(rig.Word("taken"))
+        assert await inbox.receive() == rig.Word("taken")
         dead.send_nowait(rig.Number(0))
-        dead.send_nowait(rig.Number(1))
-        alive.send_nowait(rig.Word("kept"))
         await inbox.wait_message()
-        while inbox.statistics().num_waiting < 3:
-            await asyncio.sleep(0)
+        alive.send_nowait(rig.Word("kept"))
         inbox.detach("dead")
-        assert inbox.receive_all_nowait() == [rig.Word("kept")]
+        assert await inbox.receive() == rig.Word("kept")
         statistics = inbox.statistics()
-        assert (statistics.num_discarded, statistics.num_senders) == (2, 1)
+        assert (statistics.num_discarded, statistics.num_senders) == (1, 1)
         # Whatever the dead sender's outbox still accepts never arrives.
         await rig.num_accepted(dead, rig.Number, 3)
         await send(alive, rig.Word("later"))
