@@ -13,7 +13,7 @@ from ..mailbox.messages.admission import TokenizerToScheduler
 from ..mailbox.messages.control import Attach, Gone, Start
 from ..mailbox.messages.requests import TokenizerToFrontend
 from ..scheduling import Scheduler, SchedulerLimits, SchedulerStatistics
-from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressPage
+from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressPage, close_board
 from ..topology.plan import kind_of, max_plan_tokens
 from .base import run_actor
 from .frontend import Frontend
@@ -42,7 +42,9 @@ class Cast:
         self._start = start
         self._fds = fds
         self._max_bytes = 4 * start.topology.server.max_request_bytes
-        self._page = ProgressPage(self.take_fd("progress"), len(start.all_actors))
+        page_fd = self.take_fd("progress")
+        self._page = ProgressPage(page_fd, len(start.all_actors))
+        os.close(page_fd)
         self._scheduler: SchedulerActor | None = None
         self._tokenizers: list[TokenizerActor] = []
         self._worker: WorkerActor | None = None
@@ -91,7 +93,7 @@ class Cast:
             if kind_of(receiver) == receiver_kind:
                 outbox: Outbox[Any]
                 if receiver in self._inboxes:
-                    outbox = LocalOutbox(self._inboxes[receiver])
+                    outbox = LocalOutbox(self._inboxes[receiver], sender)
                 else:
                     path = next(k.path for k in self._start.links if (k.sender, k.receiver) == (sender, receiver))
                     outbox = ZmqOutbox(path, _INBOX_MESSAGES, self._max_bytes)
@@ -149,22 +151,21 @@ class Cast:
         start = self._start
         section = next(p for p in start.topology.process if p.name == start.process)
         call_layout, result_layout = start.boards
+        fds = {name: self.take_fd(name) for layout in start.boards for name in layout.fd_names()}
         line = self._page.line(start.all_actors.index(name))
         stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         worker = WorkerActor(
             name,
             lambda: make_runner(start, section, line),
-            BoardReader(call_layout, self._take_board(call_layout.fd_names()), 0, wake_fd=stop_fd),
-            BoardWriter(result_layout, self._take_board(result_layout.fd_names())),
+            BoardReader(call_layout, fds, 0, wake_fd=stop_fd),
+            BoardWriter(result_layout, fds),
             line,
             call_layout.epoch,
             stop_fd,
         )
-        await worker.start()
+        close_board(fds)
         self._worker = worker
-
-    def _take_board(self, names: tuple[str, ...]) -> dict[str, int]:
-        return {name: self.take_fd(name) for name in names}
+        await worker.start()
 
     def _make_frontend(self, name: str) -> None:
         start = self._start
@@ -225,11 +226,9 @@ class Cast:
         """New boards for the scheduler of this process."""
         assert self._scheduler is not None, "Attach goes to the scheduler's process"
         call_layout, result_layout = message.boards
-        self._scheduler.attach(
-            call_layout.epoch,
-            BoardWriter(call_layout, {name: fds[name] for name in call_layout.fd_names()}),
-            BoardReader(result_layout, {name: fds[name] for name in result_layout.fd_names()}, 0),
-        )
+        call_board, result_board = BoardWriter(call_layout, fds), BoardReader(result_layout, fds, 0)
+        close_board(fds)
+        self._scheduler.attach(call_layout.epoch, call_board, result_board)
 
     def gone(self, message: Gone) -> None:
         if message.is_final:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
@@ -109,18 +109,13 @@ class SchedulerActor:
 
     def _send_deltas(self) -> None:
         """One message a tokenizer. Where there is no room the tokens stay in the scheduler, which merges later ones."""
-        for tokenizer, sender in self._tokenizers.items():
-            messages: Sequence[SchedulerToTokenizer] = self._scheduler.refusals_for(tokenizer)
-            for refused in messages:
-                sender.post(refused)
-            deltas = self._scheduler.deltas_for(tokenizer)
-            if deltas is None:
-                continue
-            try:
-                sender.send_nowait(deltas)
-            except WouldBlock:
-                continue
-            self._scheduler.sent(tokenizer)
+        blocked = [name for name, sender in self._tokenizers.items() if sender.is_blocked]
+        outgoing = self._scheduler.collect(blocked)
+        for tokenizer, refusals in outgoing.refused.items():
+            for refused in refusals:
+                self._tokenizers[tokenizer].post(refused)
+        for tokenizer, deltas in outgoing.deltas.items():
+            self._tokenizers[tokenizer].post(deltas)
 
     def close(self) -> None:
         self.detach()

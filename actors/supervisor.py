@@ -49,7 +49,7 @@ class Supervisor:
         self._scheduler_process = self._process_of_kind("scheduler")
         self._wiring = Wiring(self._actors, launch.topology.server)
         self._page_fd = create_progress_page(len(self._all_actors))
-        self._page = ProgressPage(os.dup(self._page_fd), len(self._all_actors))
+        self._page = ProgressPage(self._page_fd, len(self._all_actors))
         self._children: dict[str, Child] = {}
         self._deaths: dict[str, deque[float]] = {name: deque() for name in self._sections}
         self._layouts: tuple[BoardLayout, BoardLayout] | None = None
@@ -275,7 +275,6 @@ class Supervisor:
             child.close()
         close_board(self._board_fds)
         self._wiring.close()
-        self._page.close()
         os.close(self._page_fd)
 
     def _background(self, work: object) -> None:

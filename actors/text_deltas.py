@@ -56,11 +56,11 @@ class TextDeltaBuffer:
 
     def frontends(self) -> Sequence[str]:
         """Frontends that have unsent rows."""
-        return [name for name, rows in self._rows.items() if rows]
+        return list(self._rows)
 
-    def message_for(self, frontend: str) -> TextDeltas:
-        """All unsent rows of a frontend as one message; they stay until `clear`."""
-        rows = list(self._rows[frontend].values())
+    def take(self, frontend: str) -> TextDeltas:
+        """All unsent rows of a frontend as one message; they count as sent from now on."""
+        rows = list(self._rows.pop(frontend).values())
         return TextDeltas(
             request_ids=[row.state.generate.request_id for row in rows],
             choices=[row.state.choice for row in rows],
@@ -72,7 +72,3 @@ class TextDeltaBuffer:
             logprobs={i: row.logprobs for i, row in enumerate(rows) if row.logprobs is not None},
             prompts={i: row.prompt for i, row in enumerate(rows) if row.prompt is not None},
         )
-
-    def clear(self, frontend: str) -> None:
-        """The rows of `message_for` have been sent."""
-        self._rows[frontend] = {}

@@ -9,7 +9,7 @@ from typing import assert_never
 
 import msgspec
 
-from ..errors import EngineFailure, InvalidRequest, Overloaded, ProtocolViolation, RequestError, WouldBlock
+from ..errors import EngineFailure, InvalidRequest, Overloaded, ProtocolViolation, RequestError
 from ..mailbox import Inbox
 from ..mailbox.messages.admission import (
     Admit,
@@ -87,15 +87,11 @@ class TokenizerActor:
                 assert_never(message)
 
     def flush(self) -> None:
-        """One message a frontend. Where there is no room the rows stay, later tokens merge into them, and the sender
-        calls `flush` again when there is room."""
+        """One message a frontend. Where there is no room the rows stay and later tokens merge into them."""
         for frontend in self._unsent.frontends():
             sender = self._frontends[frontend]
-            try:
-                sender.send_nowait(self._unsent.message_for(frontend))
-            except WouldBlock:
-                continue
-            self._unsent.clear(frontend)
+            if not sender.is_blocked:
+                sender.post(self._unsent.take(frontend))
 
     # In: prompts
 
