@@ -143,6 +143,6 @@ def check_header(state: ReaderState, header: SlotHeader, epoch: int, slot_bytes:
 
 
 def receive(state: ReaderState, kind: int) -> ReaderState:
-    """The oldest rung record, checked and copied out, is handed out; a RECORD's slot is then given back by one credit."""
+    """The oldest rung record, checked and copied out, is handed out; the slot of a RECORD is then given back."""
     assert state.num_rung > 0 and not state.is_ended, "check_waiting comes first"
     return ReaderState(state.num_slots, state.next_sequence + 1, state.num_rung - 1, kind == END_OF_STREAM)

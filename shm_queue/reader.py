@@ -71,16 +71,19 @@ class BoardReader:
         Raises EndOfStream also when `wake_fd` is rung and no record waits.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        is_woken = False
         while True:
             try:
                 return self.receive_nowait()
             except WouldBlock:
+                if is_woken:
+                    raise EndOfStream(f"the reader of board {self.layout.name} was woken to end") from None
                 remaining_s = None if deadline_s is None else deadline_s - time.monotonic()
                 if remaining_s is not None and remaining_s <= 0:
                     raise
-            ready = [fd for fd, _ in self._poll.poll(None if remaining_s is None else remaining_s * 1000)]
-            if ready == [self._wake_fd]:
-                raise EndOfStream(f"the reader of board {self.layout.name} was woken to end")
+            ready = self._poll.poll(None if remaining_s is None else remaining_s * 1000)
+            # Look once more: a record published before the wake may have come after poll had looked at the doorbell.
+            is_woken = any(fd == self._wake_fd for fd, _ in ready)
 
     def num_waiting(self) -> int:
         """Records published to this reader and not handed out (the end of the stream counts as one); takes none."""

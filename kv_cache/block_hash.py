@@ -1,0 +1,56 @@
+"""Keys of full blocks: a chained, collision-resistant hash, for tenants with different salts share one cache.
+
+    key[i] = SHA-256(key[i-1] | length of extra, 4 bytes | extra | the block's tokens as little-endian int32)
+
+`key[-1]` is 32 zero bytes. Equal keys mean equal tokens from position 0 on, under equal extra keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+import numpy as np
+
+ROOT_KEY = bytes(32)
+
+
+def extra_keys(cache_salt: str, adapter: str = "") -> bytes:
+    """What beside tokens decides the content of a block, as unambiguous bytes; empty when there is nothing.
+
+    `adapter` is the identity of the adapter that the request runs with.
+    """
+    if not cache_salt and not adapter:
+        return b""
+    parts = (cache_salt.encode(), adapter.encode())
+    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+
+
+def block_key(parent: bytes, extra: bytes, token_bytes: bytes) -> bytes:
+    """32-byte key of a block from its parent's key, extra keys and tokens (int32 bytes)."""
+    return sha256(parent + len(extra).to_bytes(4, "little") + extra + token_bytes).digest()
+
+
+class BlockKeys:
+    """The keys of one request's full blocks, computed once each, in order."""
+
+    def __init__(self, block_size: int, extra: bytes) -> None:
+        self._block_size = block_size
+        self._extra = extra
+        self._keys: list[bytes] = []
+
+    def upto(self, num_blocks: int, token_ids: Sequence[int]) -> list[bytes]:
+        """Keys of at least the first `num_blocks` blocks of `token_ids`, whose tokens must all be known by now.
+
+        The list is the object's own: read only. Earlier tokens never change.
+        """
+        done = len(self._keys)
+        if done < num_blocks:
+            size = self._block_size
+            tokens = np.array(token_ids[done * size : num_blocks * size], dtype="<i4").tobytes()
+            assert len(tokens) == 4 * size * (num_blocks - done), "a block is not full"
+            parent = self._keys[-1] if self._keys else ROOT_KEY
+            for at in range(0, len(tokens), 4 * size):
+                parent = block_key(parent, self._extra, tokens[at : at + 4 * size])
+                self._keys.append(parent)
+        return self._keys

@@ -1,0 +1,83 @@
+"""One step's rows: the running first, then those admitted from waiting, under one token budget."""
+
+from __future__ import annotations
+
+from ..kv_cache.block_pool import blocks_for
+from ..kv_cache.prefix_cache import find_prefix
+from .fcfs import first_come
+from .plan_builder import PlanBuilder
+from .preemption import make_room
+from .request import Request
+from .state import SchedulerState
+
+
+def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
+    """Give every running request what it needs, at least 1 token while the budget lasts; True if one was preempted.
+
+    A long chunk leaves a token for each row behind it. A request that can be given nothing is skipped.
+    """
+    num_preemptions = state.counters.num_preemptions
+    candidates = [request for request in state.running.values() if request.can_be_planned]
+    for index, request in enumerate(candidates):
+        if plan.budget == 0:
+            break
+        if request.run is None:
+            continue  # preempted for one before it
+        share = max(1, plan.budget - (len(candidates) - index - 1))
+        num_tokens = min(request.num_uncomputed_tokens, state.limits.max_chunk, share)
+        num_places = blocks_for(request.num_computed_tokens + num_tokens, state.limits.block_size)
+        num_blocks = max(0, num_places - len(request.block_ids))
+        if make_room(state, request, num_blocks):
+            block_ids = state.pool.allocate(num_blocks)
+            request.block_ids += block_ids
+            plan.append_blocks(request, block_ids)
+            plan.schedule(request, num_tokens)
+            state.cache_full_blocks(request)
+    return state.counters.num_preemptions > num_preemptions
+
+
+def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> None:
+    """Admit from the head of waiting until budget, rows, blocks or the plan's room for new rows run out."""
+    while plan.budget and state.rows.num_free:
+        request = first_come(state.waiting)
+        if request is None or not plan.can_place(request):
+            return
+        num_tokens = _allocate_first(state, plan, request)
+        if not num_tokens:
+            return
+        _count_admission(state, request)
+        state.start(request)
+        plan.place(request)
+        plan.schedule(request, num_tokens)
+        state.cache_full_blocks(request)
+
+
+def _allocate_first(state: SchedulerState, plan: PlanBuilder, request: Request) -> int:
+    """Blocks for the cached prefix and the first chunk, whose length is returned.
+
+    0, and nothing is changed, if fewer blocks would stay free than the watermark asks for while something runs.
+    """
+    pool, limits = state.pool, state.limits
+    cached = find_prefix(pool, request.block_keys, request.token_ids)
+    num_cached = len(cached) * limits.block_size
+    num_tokens = min(request.num_tokens - num_cached, limits.max_chunk, plan.budget)
+    num_blocks = blocks_for(num_cached + num_tokens, limits.block_size) - len(cached)
+    num_left = pool.num_free - sum(pool.is_free(block) for block in cached) - num_blocks
+    if num_left < (limits.watermark_blocks if state.running else 0):
+        return 0
+    pool.share(cached)
+    request.block_ids = cached + pool.allocate(num_blocks)
+    request.num_computed_tokens = num_cached
+    request.num_registered_blocks = len(cached)
+    return num_tokens
+
+
+def _count_admission(state: SchedulerState, request: Request) -> None:
+    counters = state.counters
+    num_cached = request.num_computed_tokens
+    if state.limits.prefix_caching:
+        counters.prefix_cache_queries += request.num_tokens
+        counters.prefix_cache_hits += num_cached
+    if request.cached_tokens is None:
+        request.cached_tokens = num_cached
+        counters.prompt_tokens += request.num_prompt_tokens

@@ -1,0 +1,96 @@
+"""What leaves for the tokenizers: at most one unsent delta a request, later tokens merge into it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..mailbox.messages.admission import TokenDeltas
+from ..mailbox.messages.requests import Finish, Refused, TokenLogprobs
+from .request import Request, RequestKey
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """Messages to send now, by tokenizer: one `TokenDeltas` each at most."""
+
+    deltas: dict[str, TokenDeltas]
+    refused: dict[str, list[Refused]]
+
+
+class _Delta:
+    """The unsent tokens of one attempt of one request."""
+
+    __slots__ = ("attempt", "cached_tokens", "finish", "key", "logprobs", "position", "token_ids", "tokenizer")
+
+    def __init__(self, request: Request, position: int) -> None:
+        self.key = request.key
+        self.attempt = request.attempt
+        self.tokenizer = request.tokenizer
+        self.cached_tokens = request.cached_tokens or 0
+        self.position = position
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.finish: Finish | None = None
+
+
+class Outbox:
+    """Deltas and refusals that were not collected yet."""
+
+    def __init__(self) -> None:
+        self._deltas: dict[RequestKey, _Delta] = {}
+        self._refused: dict[str, list[Refused]] = {}
+
+    def add_token(self, request: Request) -> None:
+        """The request's last known token is new."""
+        delta = self._open(request, request.num_output_tokens - 1)
+        delta.token_ids.append(request.token_ids[-1])
+        if request.logprobs is not None:
+            delta.logprobs.append(request.logprobs[-1])
+
+    def finish(self, request: Request, finish: Finish) -> None:
+        """The terminal mark; it rides on the unsent tokens, if there are any."""
+        self._open(request, request.num_output_tokens).finish = finish
+
+    def resend(self, request: Request) -> None:
+        """A new attempt took the request over: send its whole output again. The receiver drops positions it has."""
+        self._deltas.pop(request.key, None)
+        if request.num_output_tokens:
+            delta = self._open(request, 0)
+            delta.token_ids = request.token_ids[request.num_prompt_tokens :]
+            delta.logprobs = list(request.logprobs or ())
+
+    def drop(self, key: RequestKey) -> None:
+        """Nobody waits for the request's unsent tokens any more."""
+        self._deltas.pop(key, None)
+
+    def refuse(self, tokenizer: str, refused: Refused) -> None:
+        """The request is not served."""
+        self._refused.setdefault(tokenizer, []).append(refused)
+
+    def collect(self) -> Outgoing:
+        """Everything unsent; it counts as sent from now on."""
+        by_tokenizer: dict[str, list[_Delta]] = {}
+        for delta in self._deltas.values():
+            by_tokenizer.setdefault(delta.tokenizer, []).append(delta)
+        outgoing = Outgoing({name: _message(deltas) for name, deltas in by_tokenizer.items()}, self._refused)
+        self._deltas = {}
+        self._refused = {}
+        return outgoing
+
+    def _open(self, request: Request, position: int) -> _Delta:
+        delta = self._deltas.get(request.key)
+        if delta is None or delta.attempt != request.attempt:
+            delta = self._deltas[request.key] = _Delta(request, position)
+        return delta
+
+
+def _message(deltas: list[_Delta]) -> TokenDeltas:
+    return TokenDeltas(
+        request_ids=[delta.key[0] for delta in deltas],
+        choices=[delta.key[1] for delta in deltas],
+        attempts=[delta.attempt for delta in deltas],
+        positions=[delta.position for delta in deltas],
+        token_ids=[delta.token_ids for delta in deltas],
+        cached_tokens=[delta.cached_tokens for delta in deltas],
+        finishes={row: delta.finish for row, delta in enumerate(deltas) if delta.finish is not None},
+        logprobs={row: delta.logprobs for row, delta in enumerate(deltas) if delta.logprobs},
+    )

@@ -1,0 +1,22 @@
+"""What can happen to a scheduler. Everything it knows of the world comes in as one of these."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..mailbox.messages.admission import Admit, Stop
+from ..mailbox.messages.requests import Abort
+from ..mailbox.messages.steps import StepResult
+
+
+class WorkerGone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=60):
+    """The worker died, and every K/V with it: the epoch is over, its plans in flight will have no result."""
+
+
+class WorkerAttached(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=61):
+    """A worker without rows reads the boards of `epoch`."""
+
+    epoch: int
+
+
+Event = Admit | Stop | Abort | StepResult | WorkerGone | WorkerAttached

@@ -1,0 +1,82 @@
+"""The numbers that bound a scheduler, fixed at its start."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SchedulerLimits(msgspec.Struct, frozen=True):
+    """Fields as in the topology's [scheduler] and [kv_cache] sections, resolved. Lengths in tokens, sizes in blocks."""
+
+    max_num_seqs: int
+    """Rows of a batch."""
+    max_num_batched_tokens: int
+    """Token budget of a step."""
+    long_prefill_token_threshold: int
+    """Longest chunk of a row in a step; 0: the budget."""
+    pipeline_depth: int
+    """Steps in flight."""
+    watermark: float
+    """Share of blocks that admission leaves free while something runs."""
+    max_queued_requests: int
+    """Requests that wait beyond those for which a row is free."""
+    max_queued_tokens: int
+    """Prompt tokens of the waiting."""
+    num_blocks: int
+    block_size: int
+    prefix_caching: bool
+    max_model_len: int
+    """Longest prompt + output."""
+    max_plan_tokens: int | None = None
+    """Known tokens that travel in the new rows of one plan (one row always may go);
+    None: max(max_model_len, 4 * max_num_batched_tokens)."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "pipeline_depth", "num_blocks", "block_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if not 0.0 <= self.watermark < 1.0:
+            raise ValueError(f"watermark is {self.watermark}, it must be a share under 1")
+
+    @property
+    def plan_tokens(self) -> int:
+        """The bound on known tokens in the new rows of one plan."""
+        if self.max_plan_tokens is not None:
+            return self.max_plan_tokens
+        return max(self.max_model_len, 4 * self.max_num_batched_tokens)
+
+    @property
+    def max_chunk(self) -> int:
+        """Most tokens of one row in a step."""
+        return self.long_prefill_token_threshold or self.max_num_batched_tokens
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks that admission leaves free while something runs."""
+        return int(self.watermark * self.num_blocks)
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Longest prompt + output of any request: the model's length, or what the pool holds and one token more.
+
+        The last token is sampled but never computed, so it needs no place.
+        """
+        return min(self.max_model_len, self.num_blocks * self.block_size + 1)
+
+
+ROW_OVERHEAD_BYTES = 640
+"""Of a new row beside its tokens and blocks: sampling parameters, numbers, and a request id of up to 512 bytes."""
+
+
+def max_plan_bytes(limits: SchedulerLimits) -> int:
+    """An upper bound of an encoded StepPlan, bytes: what a slot of the call board must hold.
+
+    Per row 4 + 8 + 4 + 4 + 1 bytes (rows, runs, starts, num_tokens, samples) and 4 if it is removed; per new block 8
+    (row, id) or 4 inside a new row; per known token of a new row 4. A row's block table may end inside a block, hence
+    one more block a row.
+    """
+    rows = limits.max_num_seqs
+    new_tokens = max(limits.plan_tokens, limits.max_model_len)
+    new_row_blocks = new_tokens // limits.block_size + rows
+    appended_blocks = limits.max_num_batched_tokens // limits.block_size + rows
+    return 256 + rows * (25 + ROW_OVERHEAD_BYTES) + 4 * new_tokens + 4 * new_row_blocks + 8 * appended_blocks

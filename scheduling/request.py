@@ -1,0 +1,136 @@
+"""One request as the scheduler sees it: its tokens, how far they are computed, its blocks and its row."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from ..kv_cache.block_hash import BlockKeys, extra_keys
+from ..mailbox.messages.admission import Admit
+from ..mailbox.messages.requests import TokenLogprobs, Usage
+from .limits import SchedulerLimits
+
+
+class RequestState(Enum):
+    """Where a request is in its life; everything after PREEMPTED is finished."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    """Back at the head of waiting: its blocks are freed, all its tokens will be computed again."""
+    STOPPED = "stopped"
+    LENGTH_CAPPED = "length_capped"
+    ABORTED = "aborted"
+    IGNORED = "ignored"
+    """It could never have been served: it was told so at once, and never queued."""
+    ERROR = "error"
+
+    @property
+    def is_finished(self) -> bool:
+        """The request has ended."""
+        return self in _FINISH_REASONS
+
+    @property
+    def finish_reason(self) -> str:
+        """What the client is told; only of a finished state."""
+        return _FINISH_REASONS[self]
+
+
+_FINISH_REASONS = {
+    RequestState.STOPPED: "stop",
+    RequestState.LENGTH_CAPPED: "length",
+    RequestState.ABORTED: "abort",
+    RequestState.IGNORED: "length",
+    RequestState.ERROR: "error",
+}
+
+RequestKey = tuple[str, int]
+"""(request_id, choice): choice i of n is a request of its own here."""
+
+
+class Request:
+    """Mutable; owned by the scheduler.
+
+    Invariants: `num_computed_tokens <= num_tokens + num_in_flight`; a running request has a row, a run and blocks for
+    its computed tokens, any other has none of them and nothing computed or in flight.
+    """
+
+    __slots__ = (
+        "attempt",
+        "block_ids",
+        "block_keys",
+        "cached_tokens",
+        "key",
+        "logprobs",
+        "max_total_tokens",
+        "num_computed_tokens",
+        "num_in_flight",
+        "num_prompt_tokens",
+        "num_registered_blocks",
+        "row",
+        "row_sampling",
+        "run",
+        "sampling",
+        "state",
+        "stop_ids",
+        "token_ids",
+        "tokenizer",
+    )
+
+    def __init__(self, admit: Admit, limits: SchedulerLimits) -> None:
+        self.key: RequestKey = (admit.request_id, admit.choice)
+        self.attempt = admit.attempt
+        self.tokenizer = admit.tokenizer
+        self.sampling = admit.sampling
+        self.row_sampling = msgspec.structs.replace(admit.sampling, stop=())
+        """What the worker gets: stop strings are the tokenizer's business, and have no bound."""
+        self.stop_ids = () if admit.sampling.ignore_eos else admit.eos_token_ids
+        self.token_ids = list(admit.prompt_token_ids)
+        """Prompt, then output as far as it is known."""
+        self.num_prompt_tokens = len(self.token_ids)
+        max_tokens = admit.sampling.max_tokens
+        wanted = limits.max_total_tokens if max_tokens is None else self.num_prompt_tokens + max_tokens
+        self.max_total_tokens = min(wanted, limits.max_total_tokens)
+        self.logprobs: list[TokenLogprobs] | None = None if admit.sampling.logprobs is None else []
+        """One entry an output token, if asked for."""
+        self.state = RequestState.WAITING
+        self.run: int | None = None
+        self.row: int | None = None
+        self.num_computed_tokens = 0
+        """Positions that plans made so far cover, those in flight included."""
+        self.num_in_flight = 0
+        """Tokens that plans in flight will yield."""
+        self.block_ids: list[int] = []
+        self.block_keys = BlockKeys(limits.block_size, extra_keys(admit.cache_salt))
+        self.num_registered_blocks = 0
+        self.cached_tokens: int | None = None
+        """Prompt tokens found in the prefix cache at first admission; None before it."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens, prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Known output tokens."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens to compute until the next one can be sampled, the tokens in flight counted as known."""
+        return len(self.token_ids) + self.num_in_flight - self.num_computed_tokens
+
+    @property
+    def can_be_planned(self) -> bool:
+        """Its length, with what is in flight, leaves room for one more token: ends by length waste nothing."""
+        return len(self.token_ids) + self.num_in_flight < self.max_total_tokens
+
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        return Usage(
+            prompt_tokens=self.num_prompt_tokens,
+            completion_tokens=self.num_output_tokens,
+            cached_tokens=self.cached_tokens or 0,
+        )

@@ -1,0 +1,131 @@
+"""The scheduler's state, and the few moves on it that keep its parts in step with one another."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from ..kv_cache.block_pool import BlockPool
+from ..kv_cache.prefix_cache import register_full_blocks
+from .deltas import Outbox
+from .limits import SchedulerLimits
+from .request import Request, RequestKey, RequestState
+from .rows import RowSlots
+from .step_log import StepLog
+
+
+class Counters:
+    """Counts since the start; meanings as in `SchedulerStatistics`."""
+
+    def __init__(self) -> None:
+        self.num_preemptions = 0
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.prefix_cache_queries = 0
+        self.prefix_cache_hits = 0
+        self.num_finished = 0
+        self.num_leaks = 0
+
+
+class SchedulerState:
+    """Every live request is either in `waiting` (in the order of admission) or in `running`, never in both."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.pool = BlockPool(limits.num_blocks, limits.block_size, limits.prefix_caching)
+        self.rows = RowSlots(limits.max_num_seqs)
+        self.steps = StepLog()
+        self.outbox = Outbox()
+        self.counters = Counters()
+        self.waiting: OrderedDict[RequestKey, Request] = OrderedDict()
+        self.num_waiting_tokens = 0
+        """Prompt tokens of the waiting."""
+        self.running: dict[int, Request] = {}
+        """By run, in the order of admission."""
+        self._choices: dict[str, dict[int, Request]] = {}
+        self._last_run = 0
+
+    def find(self, request_id: str, choice: int) -> Request | None:
+        """The live request, or None."""
+        return self._choices.get(request_id, {}).get(choice)
+
+    def choices(self, request_id: str) -> list[Request]:
+        """Every live choice of the request."""
+        return list(self._choices.get(request_id, {}).values())
+
+    def requests(self) -> Iterator[Request]:
+        """Every live request."""
+        yield from self.waiting.values()
+        yield from self.running.values()
+
+    def enqueue(self, request: Request) -> None:
+        """A new request goes to the end of waiting."""
+        request_id, choice = request.key
+        self._choices.setdefault(request_id, {})[choice] = request
+        self.waiting[request.key] = request
+        self.num_waiting_tokens += request.num_prompt_tokens
+
+    def start(self, request: Request) -> None:
+        """A waiting request takes a row and a run that was never used before."""
+        self._leave_waiting(request)
+        self._last_run += 1
+        request.run = self._last_run
+        request.row = self.rows.take()
+        request.state = RequestState.RUNNING
+        self.running[request.run] = request
+
+    def preempt(self, request: Request) -> None:
+        """A running request loses row, run and blocks and goes to the head of waiting, to be computed again.
+
+        What its run still has in flight is dropped when it comes. Its full blocks keep their keys until they are
+        taken, so often most of it is found again.
+        """
+        self._leave_running(request)
+        request.state = RequestState.PREEMPTED
+        self.waiting[request.key] = request
+        self.waiting.move_to_end(request.key, last=False)
+        self.num_waiting_tokens += request.num_prompt_tokens
+
+    def end(self, request: Request, state: RequestState) -> None:
+        """A live request is finished and forgotten."""
+        if request.run is None:
+            self._leave_waiting(request)
+        else:
+            self._leave_running(request)
+        request.state = state
+        request_id, choice = request.key
+        choices = self._choices[request_id]
+        del choices[choice]
+        if not choices:
+            del self._choices[request_id]
+        self.counters.num_finished += 1
+
+    def cache_full_blocks(self, request: Request) -> None:
+        """Make findable what plans made so far have filled with known tokens.
+
+        Plans run in one order, and within a step K/V are written before they are read, so the request that finds a
+        block may stand in the same plan as the one that fills it.
+        """
+        num_full = min(request.num_computed_tokens, request.num_tokens) // self.limits.block_size
+        if num_full > request.num_registered_blocks:
+            request.num_registered_blocks = register_full_blocks(
+                self.pool,
+                request.block_keys,
+                request.token_ids,
+                request.block_ids,
+                request.num_registered_blocks,
+                num_full,
+            )
+
+    def _leave_waiting(self, request: Request) -> None:
+        del self.waiting[request.key]
+        self.num_waiting_tokens -= request.num_prompt_tokens
+
+    def _leave_running(self, request: Request) -> None:
+        assert request.run is not None and request.row is not None
+        del self.running[request.run]
+        self.rows.give_back(request.row)
+        self.pool.free(request.block_ids)
+        request.run = request.row = None
+        request.block_ids = []
+        request.num_computed_tokens = request.num_in_flight = request.num_registered_blocks = 0
