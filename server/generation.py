@@ -1,0 +1,180 @@
+"""The life of a generating request in the server: body → validated request → engine → stream or whole answer.
+
+The client's leaving cancels the handler (aiohttp's handler cancellation), streaming or not; `close()` of the request's
+stream stands in a `finally`, so the engine always hears of it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import web
+
+from ..actors.frontend_api import Delta, FrontendAPI, RequestStream
+from ..errors import EngineFailure, RequestError
+from ..mailbox.messages.requests import TokenText
+from ..topology.schema import ServerSection
+from .answer_format import AnswerFormat, ChatFormat, CompletionFormat
+from .chat_request import parse_chat_request
+from .chunk_sequence import ChunkSequence, finish_error
+from .completion_request import parse_completion_request
+from .event_writer import ClientGone, EventWriter, wait_taken
+from .generation_request import GenerationRequest
+from .http_errors import unexpected
+from .metrics import ServerMetrics
+from .request_body import RequestBody, ignored_header, parse_body
+from .request_timing import RequestTiming
+
+
+class GenerationHandlers:
+    """The two generating endpoints over one frontend."""
+
+    def __init__(self, frontend: FrontendAPI, settings: ServerSection, metrics: ServerMetrics) -> None:
+        self._frontend = frontend
+        self._settings = settings
+        self._metrics = metrics
+
+    async def chat_completions(self, http_request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions"""
+        timing = RequestTiming(self._metrics)
+        body = parse_body(await http_request.read())
+        return await self._generate(http_request, self._parse_chat(body), "chatcmpl-", timing)
+
+    async def completions(self, http_request: web.Request) -> web.StreamResponse:
+        """POST /v1/completions"""
+        timing = RequestTiming(self._metrics)
+        body = parse_body(await http_request.read())
+        return await self._generate(http_request, self._parse_completion(body), "cmpl-", timing)
+
+    def _parse_chat(self, body: RequestBody) -> GenerationRequest:
+        frontend = self._frontend
+        return parse_chat_request(body, served_name=frontend.model_name, max_model_len=frontend.max_model_len)
+
+    def _parse_completion(self, body: RequestBody) -> GenerationRequest:
+        frontend = self._frontend
+        return parse_completion_request(
+            body,
+            served_name=frontend.model_name,
+            max_model_len=frontend.max_model_len,
+            vocab_size=frontend.vocab_size,
+        )
+
+    async def _generate(
+        self, http_request: web.Request, request: GenerationRequest, id_prefix: str, timing: RequestTiming
+    ) -> web.StreamResponse:
+        request_id = id_prefix + uuid.uuid4().hex
+        headers = dict(http_request["response_headers"])
+        if request.ignored_fields:
+            headers["x-ignored-fields"] = ignored_header(request.ignored_fields)
+        stream = self._frontend.submit(
+            request_id,
+            request.prompt,
+            request.sampling,
+            cache_salt=request.cache_salt,
+            returns_prompt=request.returns_token_ids,
+        )
+        try:
+            make_format = ChatFormat if request.endpoint == "chat" else CompletionFormat
+            answer_format = make_format(
+                request_id,
+                self._frontend.model_name,
+                int(time.time()),
+                returns_token_ids=request.returns_token_ids,
+                includes_usage=request.includes_usage,
+            )
+            if request.streams:
+                chunks = ChunkSequence(answer_format, includes_usage=request.includes_usage)
+                writer = EventWriter(http_request, headers, self._settings)
+                return await _answer_in_events(stream, chunks, writer, timing)
+            return await self._answer_whole(http_request, stream, answer_format, headers, timing)
+        except RequestError as error:
+            if error.status >= 500 and error.status != 503:
+                timing.end("error")
+            else:
+                timing.refused()
+            raise
+        finally:
+            timing.end("abort")
+            stream.close()
+
+    async def _answer_whole(
+        self,
+        http_request: web.Request,
+        stream: RequestStream,
+        answer_format: AnswerFormat,
+        headers: Mapping[str, str],
+        timing: RequestTiming,
+    ) -> web.Response:
+        answer = answer_format.whole(await collect(stream, timing))
+        response = web.Response(body=msgspec.json.encode(answer), content_type="application/json", headers=headers)
+        await response.prepare(http_request)
+        try:
+            await wait_taken(http_request, response.write_eof(), self._settings.client_stall_s)
+        except (ClientGone, ConnectionError):
+            return response
+        return response
+
+
+async def _answer_in_events(
+    stream: RequestStream, chunks: ChunkSequence, writer: EventWriter, timing: RequestTiming
+) -> web.StreamResponse:
+    """Raises RequestError as long as the response has not begun; afterwards an error is an event."""
+    try:
+        try:
+            async for delta in stream:
+                timing.observe(delta)
+                if delta.finish is not None and delta.finish.reason == "error" and not writer.is_started:
+                    raise finish_error(delta)
+                await writer.write(chunks.on_delta(delta))
+                if delta.finish is not None:
+                    break
+            else:
+                raise _unfinished()
+        except RequestError as error:
+            if not writer.is_started:
+                raise
+            timing.end("error")
+            await writer.write(chunks.on_error(error))
+        except ClientGone:
+            raise
+        except Exception as error:
+            failure = unexpected(error)
+            if not writer.is_started:
+                raise failure from error
+            timing.end("error")
+            await writer.write(chunks.on_error(failure))
+        await writer.end()
+    except ClientGone:
+        timing.end("abort")
+    finally:
+        writer.stop_comments()
+    return writer.response
+
+
+async def collect(stream: RequestStream, timing: RequestTiming) -> Delta:
+    """All deltas of a request as one, which has `finish`. Raises RequestError."""
+    texts: list[str] = []
+    token_ids: list[int] = []
+    logprobs: list[TokenText] | None = None
+    prompt_token_ids: list[int] | None = None
+    async for delta in stream:
+        timing.observe(delta)
+        texts.append(delta.text)
+        token_ids.extend(delta.token_ids)
+        if delta.logprobs is not None:
+            logprobs = logprobs or []
+            logprobs.extend(delta.logprobs)
+        if delta.prompt_token_ids is not None:
+            prompt_token_ids = delta.prompt_token_ids
+        if delta.finish is not None:
+            if delta.finish.reason == "error":
+                raise finish_error(delta)
+            return Delta(0, 0, token_ids, "".join(texts), delta.finish, logprobs, prompt_token_ids)
+    raise _unfinished()
+
+
+def _unfinished() -> EngineFailure:
+    return EngineFailure("the engine ended the stream without a finish")

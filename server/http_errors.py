@@ -1,0 +1,71 @@
+"""The OpenAI error body: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import msgspec
+from aiohttp import web
+
+from ..errors import EngineFailure, InvalidRequest, RequestError
+
+logger = logging.getLogger("callboard.server")
+
+MAX_MESSAGE_CHARS = 2000
+"""Error bodies stay small whatever the client sent."""
+
+
+class ErrorObject(msgspec.Struct, frozen=True, gc=False):
+    """What stands under `error`; `code` is a short word or null."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True, gc=False):
+    """The whole body of an error answer, and the payload of an error event in a stream."""
+
+    error: ErrorObject
+
+
+def printable(text: str) -> str:
+    """`text` cut to the limit, without lone surrogates, which JSON in UTF-8 cannot carry."""
+    if len(text) > MAX_MESSAGE_CHARS:
+        text = text[:MAX_MESSAGE_CHARS] + "…"
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def error_body(error: RequestError) -> ErrorBody:
+    """The body that answers a request with `error`."""
+    param = None if error.param is None else printable(error.param)
+    return ErrorBody(ErrorObject(printable(error.message), error.type, param, error.code))
+
+
+def error_response(error: RequestError) -> web.Response:
+    """A whole HTTP answer: status, body, and Retry-After where the error has one (a 429 always has)."""
+    response = web.Response(
+        status=error.status, body=msgspec.json.encode(error_body(error)), content_type="application/json"
+    )
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and error.status == 429:
+        retry_after_s = 1
+    if retry_after_s is not None:
+        response.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+    return response
+
+
+def from_http_exception(error: web.HTTPException) -> RequestError:
+    """aiohttp's own answers (no such path, wrong method, body too large) in the same shape."""
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return InvalidRequest(f"the request body is too large: {error.text}", code="request_too_large", status=413)
+    kind = InvalidRequest.type if error.status < 500 else EngineFailure.type
+    return RequestError(f"{error.status} {error.reason}", status=error.status, type=kind)
+
+
+def unexpected(error: Exception) -> EngineFailure:
+    """For an exception that nobody foresaw: logged with its traceback here, told to the client without it."""
+    logger.error("server.unexpected_error", exc_info=error)
+    return EngineFailure("internal error in the server; its log has the details", code="internal_error")

@@ -1,0 +1,49 @@
+"""Runs the app on a socket that somebody else has bound."""
+
+from __future__ import annotations
+
+import socket
+
+from aiohttp import web
+
+from ..actors.frontend_api import FrontendAPI
+from ..topology.schema import ServerSection
+from .app import build_app
+
+LISTEN_BACKLOG = 1024
+CLOSE_TIMEOUT_S = 2.0
+"""For the last bytes of answers that have ended; whoever closes the server has drained the frontend before."""
+
+
+class HttpServer:
+    """A running HTTP server."""
+
+    def __init__(self, runner: web.AppRunner, host: str, port: int) -> None:
+        self._runner = runner
+        self.host, self.port = host, port
+
+    async def close(self) -> None:
+        """Stop listening, close idle connections, cancel handlers that do not end; may be called twice."""
+        await self._runner.cleanup()
+
+
+async def start_server(frontend: FrontendAPI, settings: ServerSection, listening_socket: socket.socket) -> HttpServer:
+    """Serve on `listening_socket` (bound, listening or not), which the server owns from now on.
+
+    Raises ConfigError, OSError.
+    """
+    runner = web.AppRunner(
+        build_app(frontend, settings),
+        access_log=None,
+        handle_signals=False,
+        handler_cancellation=True,
+        shutdown_timeout=CLOSE_TIMEOUT_S,
+    )
+    await runner.setup()
+    host, port = listening_socket.getsockname()[:2]
+    try:
+        await web.SockSite(runner, listening_socket, backlog=LISTEN_BACKLOG).start()
+    except BaseException:
+        await runner.cleanup()
+        raise
+    return HttpServer(runner, host, port)
