@@ -1,0 +1,148 @@
+"""24 prompts through HTTP against an independent implementation's greedy tokens in float32, one factor at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from callboard.bench.overlap import read_counter
+from callboard.bench.reference import Reference, ask, compare, difference, load_references
+from callboard.bench.server_process import ServerProcess
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+REFERENCES = load_references(ROOT / "tests" / "data" / "smollm2_reference.jsonl")
+SMALL_POOL = ("kv_cache.num_blocks=108", "model.max_model_len=1680")
+"""Room for the longest prompt and little more: 24 requests at once cannot all stay."""
+
+
+def settings(*pairs: str) -> list[str]:
+    return [word for pair in pairs for word in ("--set", pair)]
+
+
+def serve(gguf: Path, *pairs: str, topology: str | None = None) -> ServerProcess:
+    args = ["--topology", str(ROOT / "examples" / topology)] if topology else []
+    return ServerProcess(str(gguf), "--dtype", "float32", *args, *settings(*pairs))
+
+
+def check(server: ServerProcess, *, is_one_by_one: bool = False) -> list[int]:
+    """All prompts equal; returns their cached tokens."""
+    differences, answers = asyncio.run(compare(server.url, REFERENCES, is_one_by_one=is_one_by_one))
+    assert differences == []
+    return [answer.cached_tokens for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def default_server(smollm2_gguf: Path) -> Iterator[ServerProcess]:
+    with serve(smollm2_gguf) as server:
+        yield server
+
+
+def test_all_at_once_cold_then_one_by_one_with_the_prefix_cache_warm(default_server: ServerProcess) -> None:
+    check(default_server)
+    cached = check(default_server, is_one_by_one=True)
+    assert cached == [(len(r.prompt_ids) - 1) // 16 * 16 for r in REFERENCES], "an exact repeat hits all but the last token's block"
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        ("scheduler.max_num_batched_tokens=64",),
+        ("scheduler.max_num_batched_tokens=2048", "scheduler.long_prefill_token_threshold=64"),
+        ("scheduler.pipeline_depth=1",),
+        ("scheduler.pipeline_depth=3",),
+    ],
+    ids=lambda pairs: ",".join(pair.split(".")[1] for pair in pairs),
+)
+def test_one_factor(smollm2_gguf: Path, pairs: tuple[str, ...]) -> None:
+    with serve(smollm2_gguf, *pairs) as server:
+        check(server)
+
+
+def test_prefix_cache_off(smollm2_gguf: Path) -> None:
+    with serve(smollm2_gguf, "kv_cache.prefix_caching=false") as server:
+        check(server)
+        assert set(check(server)) == {0}
+
+
+def test_a_pool_so_small_that_requests_are_preempted(smollm2_gguf: Path) -> None:
+    with serve(smollm2_gguf, *SMALL_POOL) as server:
+        check(server)
+        assert read_counter(server.url, "callboard:num_preemptions_total") > 0
+
+
+@pytest.mark.parametrize("topology", ["one_process.toml", "all_apart.toml"])
+def test_other_topologies(smollm2_gguf: Path, topology: str) -> None:
+    with serve(smollm2_gguf, topology=topology) as server:
+        check(server)
+
+
+def test_the_worker_killed_in_the_middle(smollm2_gguf: Path) -> None:
+    """SIGKILL when half of all tokens have come: the same connections go on, with the same tokens."""
+    with serve(smollm2_gguf) as server:
+        assert run_with_a_kill(server) == []
+        assert "process.died process=worker" in server.log()
+
+
+def run_with_a_kill(server: ServerProcess) -> list[str]:
+    async def kill_at_half() -> None:
+        half = sum(len(r.output_ids) for r in REFERENCES) / 2
+        start = await asyncio.to_thread(read_counter, server.url, "callboard:generation_tokens_total")
+        while await asyncio.to_thread(read_counter, server.url, "callboard:generation_tokens_total") < start + half:
+            await asyncio.sleep(0)
+        os.kill(server.worker_pid(), signal.SIGKILL)
+
+    async def both() -> list[str]:
+        killer = asyncio.create_task(kill_at_half())
+        differences, _ = await compare(server.url, REFERENCES)
+        await killer
+        return differences
+
+    return asyncio.run(both())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("chunk", "depth", "is_small", "topology", "is_cached"),
+    list(itertools.product((64, 2048), (1, 2, 3), (False, True), ("one_process.toml", "control_worker.toml"), (False, True))),
+)
+def test_full_product(
+    smollm2_gguf: Path, chunk: int, depth: int, is_small: bool, topology: str, is_cached: bool
+) -> None:
+    pairs = [
+        f"scheduler.max_num_batched_tokens={chunk}",
+        f"scheduler.pipeline_depth={depth}",
+        f"kv_cache.prefix_caching={'true' if is_cached else 'false'}",
+        *(SMALL_POOL if is_small else ()),
+    ]
+    with serve(smollm2_gguf, *pairs, topology=topology) as server:
+        check(server)  # cold
+        check(server)  # warm where there is a cache
+        if is_small:
+            assert read_counter(server.url, "callboard:num_preemptions_total") > 0
+        check(server, is_one_by_one=True)
+        if topology == "control_worker.toml":
+            assert run_with_a_kill(server) == []
+
+
+def test_the_comparison_sees_a_wrong_token(default_server: ServerProcess) -> None:
+    """The check itself can fail: a reference with one certain token changed is reported with its position."""
+    import aiohttp
+    import msgspec
+
+    async def answer(reference: Reference) -> str | None:
+        async with aiohttp.ClientSession() as session:
+            return difference(planted, await ask(session, default_server.url, reference))
+
+    reference = REFERENCES[0]
+    wrong = [*reference.output_ids]
+    wrong[3] += 1
+    planted = msgspec.structs.replace(reference, output_ids=wrong)
+    assert "position 3" in (asyncio.run(answer(reference)) or "")
