@@ -69,7 +69,7 @@ def _check_actor(actor: str, place: str, problems: list[Problem]) -> tuple[str, 
         return None
     if kind in KINDS_NOT_YET:
         problems.append(
-            Problem(place, got, f"frontend, tokenizer, scheduler, worker; this is {NOT_YET}", "leave it out")
+            Problem(place, got, f"frontend, tokenizer, scheduler, worker; {kind} is {NOT_YET}", "leave it out")
         )
     return kind, int(count) if star else 1
 

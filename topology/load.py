@@ -124,7 +124,10 @@ def _process_table(tables: Table, names: list[str], where: str) -> tuple[Table, 
 def _parse(text: str, declared: object) -> object:
     """`text` as a TOML value; a bare word, or anything unquoted for a field of text, is a string as it stands."""
     try:
-        value = tomllib.loads(f"value = {text}\n")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
+        parsed = tomllib.loads(f"value = {text}\n")
+    except tomllib.TOMLDecodeError:
         return text
+    if parsed.keys() != {"value"}:  # several lines
+        return text
+    value: object = parsed["value"]
     return text if is_text(declared) and not isinstance(value, str) else value
