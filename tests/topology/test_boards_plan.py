@@ -1,0 +1,113 @@
+"""The slots of the boards hold the largest plan and the largest result that the limits allow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from callboard.mailbox.messages.sampling import SamplingParams
+from callboard.mailbox.messages.steps import NewRow, StepPlan, StepResult
+from callboard.topology import blocks_for, load_topology, max_plan_blocks, max_plan_tokens, plan_boards, topology_from
+
+LARGE = 2**63 - 1
+
+
+def topology_with(max_num_seqs=64, max_num_batched_tokens=2048, block_size=16, pipeline_depth=2):
+    return topology_from(
+        "m",
+        [
+            f"scheduler.max_num_seqs={max_num_seqs}",
+            f"scheduler.max_num_batched_tokens={max_num_batched_tokens}",
+            f"scheduler.pipeline_depth={pipeline_depth}",
+            f"kv_cache.block_size={block_size}",
+        ],
+    )
+
+
+def largest_plan(topology, lengths):
+    """All rows new, with `lengths` known tokens; all removed before, all scheduled; every string at its limit."""
+    rows, depth, block_size = len(lengths), topology.scheduler.pipeline_depth, topology.kv_cache.block_size
+    sampling = SamplingParams(
+        seed=2**64 - 1, temperature=0.1, top_k=2**31, top_p=0.1, min_p=0.1, max_tokens=2**31,
+        stop=("🎭" * 256,) * 4, ignore_eos=True, logprobs=20,
+    )  # fmt: skip
+    new_rows = [
+        NewRow(2**31 - 1, LARGE, "r" * 128, 2**31 - 1, LARGE, LARGE, bytes(4 * n),
+               bytes(4 * blocks_for(n + depth, block_size)), sampling)
+        for n in lengths
+    ]  # fmt: skip
+    blocks = sum(blocks_for(n + depth, block_size) for n in lengths)
+    appended = max_plan_blocks(topology, 1) - blocks if sum(lengths) == 0 else 0
+    return StepPlan(
+        LARGE, LARGE, LARGE, new_rows, bytes(4 * rows), bytes(4 * rows), bytes(8 * rows), bytes(4 * rows),
+        bytes(4 * rows), bytes(rows), bytes(4 * max(appended, 0)), bytes(4 * max(appended, 0)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "budget", "max_model_len"), [(64, 2048, 8192), (1, 1, 1), (256, 512, 100_000)]
+)
+def test_the_largest_plan_fits(max_num_seqs, budget, max_model_len):
+    topology = topology_with(max_num_seqs, budget)
+    call, _ = plan_boards(topology, max_model_len, epoch=3)
+    tokens = max_plan_tokens(topology, max_model_len)
+    lengths = [tokens // max_num_seqs] * max_num_seqs
+    lengths[0] += tokens - sum(lengths)
+    num_bytes = len(msgspec.msgpack.encode(largest_plan(topology, lengths)))
+    assert num_bytes <= call.slot_bytes
+    # The bound is not wasteful: the largest plan fills most of the slot.
+    assert max_num_seqs == 1 or num_bytes > 0.8 * call.slot_bytes
+
+
+@given(data=st.data())
+def test_any_plan_within_the_limits_fits(data):
+    topology = topology_with(
+        data.draw(st.integers(1, 40)), data.draw(st.integers(40, 500)),
+        data.draw(st.sampled_from([8, 16, 256])), data.draw(st.integers(1, 3)),
+    )  # fmt: skip
+    max_model_len = data.draw(st.integers(1, 5000))
+    left, lengths = max_plan_tokens(topology, max_model_len), []
+    for _ in range(data.draw(st.integers(0, topology.scheduler.max_num_seqs))):
+        lengths.append(data.draw(st.integers(0, min(left, max_model_len))))
+        left -= lengths[-1]
+    call, _ = plan_boards(topology, max_model_len, epoch=0)
+    assert len(msgspec.msgpack.encode(largest_plan(topology, lengths))) <= call.slot_bytes
+
+
+def test_the_plan_that_only_appends_blocks_fits():
+    """Every row gets its share of the budget, and each starts a block for it and for the steps in flight."""
+    topology = topology_with(64, 2048)
+    per_row = blocks_for(2048 // 64 + 2, 16) + 1
+    assert 64 * per_row <= max_plan_blocks(topology, 1)
+
+
+def test_the_largest_result_fits():
+    topology = topology_with(64)
+    _, result = plan_boards(topology, 8192, epoch=3)
+    largest = StepResult(
+        LARGE, LARGE, bytes(8 * 64), bytes(4 * 64), bytes(4 * 64), LARGE, LARGE,
+        bytes(4 * 64), bytes(4 * 64), bytes(4 * 64 * 20), bytes(4 * 64 * 20),
+    )  # fmt: skip
+    num_bytes = len(msgspec.msgpack.encode(largest))
+    assert 0.8 * result.slot_bytes < num_bytes <= result.slot_bytes
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_geometry(depth):
+    call, result = plan_boards(topology_with(pipeline_depth=depth), 8192, epoch=5)
+    assert (call.name, call.epoch, call.num_slots, call.num_readers) == ("call", 5, depth + 2, 1)
+    assert (result.name, result.epoch, result.num_slots, result.num_readers) == ("result", 5, depth + 2, 1)
+
+
+def test_the_worker_may_be_a_guest():
+    topology = load_topology(Path(__file__).parents[2] / "examples" / "one_process.toml")
+    assert plan_boards(topology, 100, 0)[0].num_readers == 1
+
+
+def test_a_request_of_full_length_always_fits_into_a_plan():
+    assert max_plan_tokens(topology_with(max_num_batched_tokens=64), 8192) == 8192
+    assert max_plan_tokens(topology_with(max_num_batched_tokens=4096), 8192) == 16384

@@ -1,0 +1,88 @@
+"""The geometry of the boards, from the limits in the topology: no plan and no result can be larger than its slot.
+
+What bounds a plan, and who keeps it:
+
+- at most `max_num_seqs` rows, new, removed or scheduled, and `max_num_batched_tokens` tokens to compute: the scheduler;
+- at most `max_plan_tokens` known tokens (prompt and output so far) in the new rows of one plan: the scheduler, which
+  leaves further admissions to the next step. One request of full length always fits. After a restart of a worker all
+  running requests come back as new rows; they spread over some steps;
+- at most `max_plan_blocks` block ids: follows from the two above, for a row holds blocks for its known tokens and for
+  the `pipeline_depth` tokens that the steps in flight may add;
+- request ids of at most 128 bytes, at most 4 stop strings of at most 256 characters (they are part of
+  `SamplingParams`), at most 20 log-probabilities a token: the API, before a request is accepted.
+"""
+
+from __future__ import annotations
+
+from ..shm_queue.layout import BoardLayout
+from .plan import blocks_for, split_kind
+from .schema import Topology
+
+MAX_REQUEST_ID_BYTES = 128
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARACTERS = 256
+MAX_LOGPROBS = 20
+"""Alternatives a token, `top_logprobs` of the API."""
+
+# MessagePack: an integer or float64 takes at most 9 bytes; a string, binary or array header at most 5.
+_NUMBER = 9
+_HEADER = 5
+_UTF8_BYTES = 4
+_STOP_STRING = _HEADER + MAX_STOP_CHARACTERS * _UTF8_BYTES
+_SAMPLING = _HEADER + 8 * _NUMBER + _HEADER + MAX_STOP_STRINGS * _STOP_STRING + 1
+"""seed, temperature, top_k, top_p, min_p, max_tokens, ignore_eos, logprobs; stop."""
+_NEW_ROW = _HEADER + 6 * _NUMBER + _HEADER + MAX_REQUEST_ID_BYTES + 2 * _HEADER + _SAMPLING
+"""One NewRow beside its tokens and blocks."""
+_SPARE = 256
+"""For fields that a later version adds at the end."""
+
+
+def max_plan_tokens(topology: Topology, max_model_len: int) -> int:
+    """Known tokens that the new rows of one plan may carry together; the scheduler enforces it."""
+    return max(max_model_len, 4 * topology.scheduler.max_num_batched_tokens)
+
+
+def max_plan_blocks(topology: Topology, max_model_len: int) -> int:
+    """Block ids that one plan may carry, in new rows and appended to others together."""
+    block_size = topology.kv_cache.block_size
+    scheduler = topology.scheduler
+    tokens = max_plan_tokens(topology, max_model_len) + scheduler.max_num_batched_tokens
+    # Each row may start one block for its last few tokens, and more for those that the steps in flight may add.
+    return blocks_for(tokens, block_size) + scheduler.max_num_seqs * (
+        1 + blocks_for(scheduler.pipeline_depth, block_size)
+    )
+
+
+def plan_bytes(topology: Topology, max_model_len: int) -> int:
+    """Upper bound of an encoded `StepPlan`."""
+    rows = topology.scheduler.max_num_seqs
+    arrays = rows * (4 + 4 + 8 + 4 + 4 + 1) + 8 * _HEADER  # removed_rows, rows, runs, starts, num_tokens, samples
+    new_rows = _HEADER + rows * _NEW_ROW + 4 * max_plan_tokens(topology, max_model_len)
+    blocks = 8 * max_plan_blocks(topology, max_model_len)  # a row and a block id for each that is appended
+    return _HEADER + 4 * _NUMBER + arrays + new_rows + blocks + _SPARE
+
+
+def result_bytes(topology: Topology) -> int:
+    """Upper bound of an encoded `StepResult`."""
+    rows = topology.scheduler.max_num_seqs
+    arrays = rows * (8 + 4 + 4 + 4 + 4 + (4 + 4) * MAX_LOGPROBS) + 7 * _HEADER
+    return _HEADER + 5 * _NUMBER + arrays + _SPARE
+
+
+def plan_boards(topology: Topology, max_model_len: int, epoch: int) -> tuple[BoardLayout, BoardLayout]:
+    """(call board, result board) of one epoch. depth + 2 slots each: no publish waits in a healthy engine."""
+    num_slots = topology.scheduler.pipeline_depth + 2
+    num_ranks = sum(
+        process.tensor_parallel * process.pipeline_parallel
+        for process in topology.process
+        if any(split_kind(actor)[0] == "worker" for actor in process.actors)
+    )
+    return (
+        BoardLayout("call", epoch, num_slots, _round_up(plan_bytes(topology, max_model_len)), num_ranks),
+        BoardLayout("result", epoch, num_slots, _round_up(result_bytes(topology)), 1),
+    )
+
+
+def _round_up(num_bytes: int) -> int:
+    """To whole cache lines."""
+    return -(-num_bytes // 64) * 64

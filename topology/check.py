@@ -1,0 +1,150 @@
+"""Whether a topology can run: the rules that no single field shows, and what this version does not have yet.
+
+Types, ranges and names of fields were checked when the file was decoded.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..checkpoints.shape import ModelShape
+from ..errors import ConfigError
+from .check_processes import check_processes
+from .decode import show_value
+from .plan import block_bytes_of, blocks_for
+from .problem import Problem
+from .schema import Topology
+
+NOT_YET = "not supported yet"
+MAX_BLOCK_SIZE = 256
+MIN_DTYPE_BYTES = 2
+"""Of the smallest type that keys and values can have while `kv_dtype` is auto."""
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def check_topology(topology: Topology, shape: ModelShape | None = None) -> list[Problem]:
+    """All problems, none if it can run; `shape` adds the rules that need the model."""
+    problems: list[Problem] = []
+    _check_model(topology, shape, problems)
+    _check_scheduler(topology, problems)
+    _check_kv_cache(topology, shape, problems)
+    _check_server(topology, problems)
+    for name in ("structured_output", "speculative", "journal"):
+        if getattr(topology, name) is not None:
+            problems.append(Problem(f"[{name}]", "the section is there", f"nothing, it is {NOT_YET}", "leave it out"))
+    check_processes(topology, problems)
+    return problems
+
+
+def ensure_valid(topology: Topology, shape: ModelShape | None = None) -> None:
+    """Raise ConfigError with all problems, one a line, if there are any."""
+    problems = check_topology(topology, shape)
+    if len(problems) == 1:
+        raise ConfigError(problems[0].sentence())
+    if problems:
+        lines = "\n".join(f"  {problem.sentence()}" for problem in problems)
+        raise ConfigError(f"{len(problems)} problems in the topology:\n{lines}")
+
+
+def _check_model(topology: Topology, shape: ModelShape | None, problems: list[Problem]) -> None:
+    model = topology.model
+    for name in ("source", "served_name", "chat_template"):
+        if getattr(model, name) == "":
+            problems.append(Problem("[model]", f'{name} = ""', "a name that is not empty", "fill it in"))
+    if model.load == "dummy":
+        problems.append(
+            Problem("[model]", 'load = "dummy"', f'"auto", "safetensors", "gguf"; this is {NOT_YET}', "leave it out")
+        )
+    if shape is not None and model.max_model_len is not None and model.max_model_len > shape.max_position:
+        problems.append(
+            Problem(
+                "[model]",
+                f"max_model_len = {model.max_model_len:,}",
+                f"at most {shape.max_position:,}, the model's own",
+                "lower it or leave it out",
+            )
+        )
+
+
+def _check_scheduler(topology: Topology, problems: list[Problem]) -> None:
+    section = topology.scheduler
+    if section.policy != "fcfs":
+        problems.append(
+            Problem(
+                "[scheduler]",
+                f"policy = {show_value(section.policy)}",
+                f'only "fcfs", others are {NOT_YET}',
+                "leave it out",
+            )
+        )
+    if section.max_num_batched_tokens < section.max_num_seqs:
+        problems.append(
+            Problem(
+                "[scheduler]",
+                f"max_num_batched_tokens = {section.max_num_batched_tokens:,}",
+                f"at least max_num_seqs, {section.max_num_seqs:,}: a full batch of decodes takes a token for each row",
+                "raise it or lower max_num_seqs",
+            )
+        )
+    if section.watermark >= 0.5:
+        problems.append(
+            Problem(
+                "[scheduler]",
+                f"watermark = {section.watermark}",
+                "below 0.5: it is the share of the blocks that admission leaves unused",
+                "values from 0 to 0.05 are usual",
+            )
+        )
+
+
+def _check_kv_cache(topology: Topology, shape: ModelShape | None, problems: list[Problem]) -> None:
+    section = topology.kv_cache
+    sizes = [name for name in ("num_blocks", "memory_bytes", "memory_share") if getattr(section, name) is not None]
+    if len(sizes) > 1:
+        got = ", ".join(f"{name} = {getattr(section, name)}" for name in sizes)
+        problems.append(Problem("[kv_cache]", got, "one of num_blocks, memory_bytes, memory_share", "keep one of them"))
+    if section.block_size % 8 or section.block_size > MAX_BLOCK_SIZE:
+        problems.append(
+            Problem(
+                "[kv_cache]",
+                f"block_size = {section.block_size}",
+                f"multiples of 8 from 8 to {MAX_BLOCK_SIZE}",
+                "16 is usual",
+            )
+        )
+        return
+    if len(sizes) == 1:
+        _check_pool(topology, shape, problems)
+
+
+def _check_pool(topology: Topology, shape: ModelShape | None, problems: list[Problem]) -> None:
+    """A pool of a given size holds one request of full length. With an unknown data type: of the smallest."""
+    section = topology.kv_cache
+    max_model_len = topology.model.max_model_len or (shape.max_position if shape is not None else None)
+    if max_model_len is None:
+        return
+    needed = blocks_for(max_model_len, section.block_size)
+    request = f"one request of max_model_len = {max_model_len:,} tokens"
+    advice = "raise it or lower [model] max_model_len"
+    if section.num_blocks is not None and section.num_blocks < needed:
+        got = f"num_blocks = {section.num_blocks:,}"
+        problems.append(Problem("[kv_cache]", got, f"at least {needed:,}: {request}", advice))
+    if section.memory_bytes is not None and shape is not None:
+        dtype = topology.model.kv_dtype if topology.model.kv_dtype != "auto" else topology.model.dtype
+        dtype_bytes = DTYPE_BYTES.get(dtype, MIN_DTYPE_BYTES)
+        needed_bytes = needed * block_bytes_of(shape, section.block_size, dtype_bytes)
+        if section.memory_bytes < needed_bytes:
+            got = f"memory_bytes = {section.memory_bytes:,}"
+            problems.append(Problem("[kv_cache]", got, f"at least {needed_bytes:,}: {request}", advice))
+
+
+def _check_server(topology: Topology, problems: list[Problem]) -> None:
+    section = topology.server
+    if section.api_keys_file is not None:
+        got = f"api_keys_file = {show_value(section.api_keys_file)}"
+        problems.append(
+            Problem("[server]", got, f"nothing, it is {NOT_YET}", "leave it out and listen on 127.0.0.1 only")
+        )
+    if not section.host or re.search(r"[\s/]", section.host):
+        got = f"host = {show_value(section.host)}"
+        problems.append(Problem("[server]", got, "a host name or an address", '"127.0.0.1" is the default'))

@@ -1,0 +1,78 @@
+"""The fields of the schema in words: which exist, and what values each allows."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from typing import Annotated, Literal, Union, get_args, get_origin
+
+import msgspec
+
+_WORDS = {str: "a string", bool: "true or false", int: "an integer", float: "a number"}
+
+
+def field_types(struct: type[msgspec.Struct]) -> dict[str, object]:
+    """Name -> declared type of each field, in order."""
+    return {field.name: field.type for field in msgspec.structs.fields(struct)}
+
+
+def without_none(declared: object) -> object:
+    """The type beside None of an optional field, else `declared`."""
+    if get_origin(declared) in (Union, types.UnionType):
+        rest = [part for part in get_args(declared) if part is not type(None)]
+        if len(rest) == 1:
+            return rest[0]
+    return declared
+
+
+def section_type(declared: object) -> type[msgspec.Struct] | None:
+    """The struct of a field that is a TOML table, None for a plain value or a list."""
+    inner = without_none(declared)
+    return inner if isinstance(inner, type) and issubclass(inner, msgspec.Struct) else None
+
+
+def list_section_type(declared: object) -> type[msgspec.Struct] | None:
+    """The struct of a field that is an array of TOML tables, else None."""
+    if get_origin(declared) is tuple:
+        return section_type(get_args(declared)[0])
+    return None
+
+
+def is_text(declared: object) -> bool:
+    """True if the field holds a string, whichever strings it allows."""
+    inner = without_none(declared)
+    if get_origin(inner) is Annotated:
+        inner = get_args(inner)[0]
+    return inner is str or (get_origin(inner) is Literal and all(isinstance(arg, str) for arg in get_args(inner)))
+
+
+def allowed_values(declared: object) -> str:
+    """What a field of type `declared` allows, in words: `an integer of at least 1`."""
+    inner = without_none(declared)
+    if get_origin(inner) is Annotated:
+        base, *extras = get_args(inner)
+        return _WORDS[base] + _limits([extra for extra in extras if isinstance(extra, msgspec.Meta)])
+    if get_origin(inner) is Literal:
+        return "one of " + ", ".join(f'"{choice}"' for choice in get_args(inner))
+    if get_origin(inner) is tuple:
+        return "an array of tables (written in double brackets)" if list_section_type(inner) else "an array of strings"
+    if section_type(inner) is not None:
+        return "a table"
+    return _WORDS[typing.cast(type, inner)]
+
+
+def _limits(metas: list[msgspec.Meta]) -> str:
+    words = []
+    for meta in metas:
+        for limit, phrase in ((meta.ge, "of at least"), (meta.gt, "above"), (meta.le, "at most"), (meta.lt, "below")):
+            if limit is not None:
+                words.append(f"{phrase} {limit:,}")
+    return " " + " and ".join(words) if words else ""
+
+
+def nearest(name: str, known: typing.Iterable[str]) -> str:
+    """`; did you mean X?` for the known name most like `name`, or a list of the known ones."""
+    known = list(known)
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+    return f'did you mean "{close[0]}"?' if close else "known are " + ", ".join(known)
