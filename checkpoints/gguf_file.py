@@ -38,22 +38,8 @@ MAX_TENSORS = 1_048_576
 MAX_ARRAY_LENGTH = 1 << 24
 MAX_DIMENSIONS = 4
 
-_SCALARS: dict[int, struct.Struct] = {
-    number: struct.Struct("<" + code)
-    for number, code in {
-        0: "B",
-        1: "b",
-        2: "H",
-        3: "h",
-        4: "I",
-        5: "i",
-        6: "f",
-        7: "?",
-        10: "Q",
-        11: "q",
-        12: "d",
-    }.items()
-}
+_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS: dict[int, struct.Struct] = {number: struct.Struct("<" + code) for number, code in _CODES.items()}
 _STRING, _ARRAY = 8, 9
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
 

@@ -93,5 +93,5 @@ def _refuse_partial_rope(file: GGUFFile, shape: ModelShape) -> None:
         value = file.integer(f"{shape.architecture}.{field}")
         if value is not None and value != shape.head_dim:
             raise UnsupportedModel(
-                f"{file.path}: {shape.architecture}.{field} is {value}, only the head size {shape.head_dim} is supported"
+                f"{file.path}: {shape.architecture}.{field} is {value}, it must be the head size {shape.head_dim}"
             )

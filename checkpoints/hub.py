@@ -18,11 +18,9 @@ def fetch_from_hub(hub_id: str, progress: Progress) -> Path:
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.utils import logging
 
-    # The first base is the HTTP library's own root error, of whichever library this version of the hub client uses.
-    transport_error = HfHubHTTPError.__bases__[0]
-    logging.set_verbosity_error()
+    # The first base is the root error of whichever HTTP library this version of the hub client uses.
+    transport_error: type[BaseException] = HfHubHTTPError.__mro__[1]
     progress.start(f"fetching {hub_id} from the Hugging Face hub", None)
     try:
         return Path(snapshot_download(hub_id, allow_patterns=PATTERNS))

@@ -184,7 +184,7 @@ def _run(command: list[str], partial: Path, progress: Progress) -> tuple[int, st
                     status = process.wait(timeout=_POLL_S)
                     break
                 except subprocess.TimeoutExpired:
-                    num_bytes = _bytes_below(partial)
+                    num_bytes = _largest_file_bytes(partial)
                     progress.advance(max(num_bytes - shown, 0))
                     shown = max(num_bytes, shown)
         finally:
@@ -194,13 +194,16 @@ def _run(command: list[str], partial: Path, progress: Progress) -> tuple[int, st
     return status, log.read_text(errors="replace")
 
 
-def _bytes_below(directory: Path) -> int:
-    """Bytes of all files below `directory`, which another process changes meanwhile."""
-    total = 0
+def _largest_file_bytes(directory: Path) -> int:
+    """Size of the largest file below `directory`, which another process changes meanwhile: the wheel as it grows.
+
+    Not the sum: pip writes the same bytes into its own cache and into a second copy.
+    """
+    largest = 0
     for root, _, names in os.walk(directory):
         for name in names:
             try:
-                total += os.stat(os.path.join(root, name)).st_size
+                largest = max(largest, os.stat(os.path.join(root, name)).st_size)
             except FileNotFoundError:
                 continue
-    return total
+    return largest
