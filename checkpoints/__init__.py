@@ -11,6 +11,7 @@ from .read_shape import read_shape
 from .resolve import resolve_checkpoint
 from .safetensors_files import SafetensorsTensor, read_safetensors_directory
 from .shape import Checkpoint, ModelShape
+from .special_ids import SpecialIds, read_special_ids
 
 __all__ = [
     "SUPPORTED_ARCHITECTURES",
@@ -21,9 +22,11 @@ __all__ = [
     "NoProgress",
     "Progress",
     "SafetensorsTensor",
+    "SpecialIds",
     "gguf_metadata",
     "read_gguf",
     "read_safetensors_directory",
     "read_shape",
+    "read_special_ids",
     "resolve_checkpoint",
 ]

@@ -10,8 +10,7 @@ from .gguf_file import GGUFFile, read_gguf
 from .llama_weights import EMBEDDING, HEAD, check_weights, count_llama_parameters
 from .shape import ModelShape
 from .shape_checks import check_shape
-
-_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+from .special_ids import gguf_special_ids
 
 
 def read_gguf_shape(path: str) -> ModelShape:
@@ -29,6 +28,7 @@ def read_gguf_shape(path: str) -> ModelShape:
     hidden_size = _required(file, f"{architecture}.embedding_length")
     num_kv_heads = file.integer(f"{architecture}.attention.head_count_kv")
     head_dim = file.integer(f"{architecture}.attention.key_length")
+    special = gguf_special_ids(path)
     shape = ModelShape(
         architecture=architecture,
         num_layers=_required(file, f"{architecture}.block_count"),
@@ -42,8 +42,8 @@ def read_gguf_shape(path: str) -> ModelShape:
         rope_theta=file.number(f"{architecture}.rope.freq_base") or 10_000.0,
         rms_norm_eps=file.number(f"{architecture}.attention.layer_norm_rms_epsilon") or 1e-5,
         tie_word_embeddings=HEAD[0] not in file.tensors,
-        bos_token_id=file.integer("tokenizer.ggml.bos_token_id"),
-        eos_token_ids=tuple(dict.fromkeys(end for key in _END_KEYS if (end := file.integer(key)) is not None)),
+        bos_token_id=special.bos_token_id,
+        eos_token_ids=special.eos_token_ids,
         num_parameters=0,
     )
     check_shape(shape, path)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
-from ..errors import CorruptCheckpoint, UnsupportedModel
+from ..errors import UnsupportedModel
 from .architectures import HUGGING_FACE_CLASSES, unsupported_architecture
+from .json_file import decode_json_file
 from .llama_weights import check_weights, count_llama_parameters
 from .safetensors_files import read_safetensors_directory
 from .shape import ModelShape
 from .shape_checks import check_shape
-
-Decoded = TypeVar("Decoded")
-TokenIds = int | list[int] | None
+from .special_ids import hf_special_ids
 
 
 class RopeParameters(msgspec.Struct):
@@ -44,8 +42,6 @@ class HuggingFaceConfig(msgspec.Struct):
     rope_scaling: RopeParameters | None = None
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool | None = False
-    bos_token_id: int | None = 1
-    eos_token_id: TokenIds = 2
     hidden_act: str = "silu"
     attention_bias: bool | None = False
     mlp_bias: bool | None = False
@@ -59,16 +55,13 @@ class _Architectures(msgspec.Struct):
     model_type: str | None = None
 
 
-class _GenerationConfig(msgspec.Struct):
-    eos_token_id: TokenIds = None
-
-
 def read_hf_shape(directory: str) -> ModelShape:
     """The shape of the model in `directory`; errors as in `read_shape`."""
     path = Path(directory) / "config.json"
     architecture = _architecture(path)
-    config = _decode(path, HuggingFaceConfig)
+    config = decode_json_file(path, HuggingFaceConfig)
     _refuse_features(config, path)
+    special = hf_special_ids(directory)
     shape = ModelShape(
         architecture=architecture,
         num_layers=config.num_hidden_layers,
@@ -82,8 +75,8 @@ def read_hf_shape(directory: str) -> ModelShape:
         rope_theta=_rope_theta(config),
         rms_norm_eps=config.rms_norm_eps,
         tie_word_embeddings=bool(config.tie_word_embeddings),
-        bos_token_id=config.bos_token_id,
-        eos_token_ids=_end_ids(config, path.with_name("generation_config.json")),
+        bos_token_id=special.bos_token_id,
+        eos_token_ids=special.eos_token_ids,
         num_parameters=0,
     )
     check_shape(shape, str(path))
@@ -93,7 +86,7 @@ def read_hf_shape(directory: str) -> ModelShape:
 
 
 def _architecture(path: Path) -> str:
-    named = _decode(path, _Architectures)
+    named = decode_json_file(path, _Architectures)
     name = (named.architectures or [named.model_type or ""])[0]
     if name not in HUGGING_FACE_CLASSES:
         raise unsupported_architecture(name, str(path))
@@ -131,28 +124,5 @@ def _rope_theta(config: HuggingFaceConfig) -> float:
     return 10_000.0 if config.rope_theta is None else config.rope_theta
 
 
-def _end_ids(config: HuggingFaceConfig, generation_path: Path) -> tuple[int, ...]:
-    """End-of-sequence ids of both files, config.json's first."""
-    ids = _as_list(config.eos_token_id)
-    if generation_path.is_file():
-        ids += _as_list(_decode(generation_path, _GenerationConfig).eos_token_id)
-    return tuple(dict.fromkeys(ids))
-
-
-def _as_list(ids: TokenIds) -> list[int]:
-    if ids is None:
-        return []
-    return [ids] if isinstance(ids, int) else list(ids)
-
-
 def _first(value: int | None, otherwise: int) -> int:
     return otherwise if value is None else value
-
-
-def _decode(path: Path, kind: type[Decoded]) -> Decoded:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except OSError as error:
-        raise CorruptCheckpoint(f"cannot read {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptCheckpoint(f"{path} is malformed: {error}") from error

@@ -10,20 +10,17 @@ import os
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from ..errors import CorruptCheckpoint, UnsupportedModel
+from .json_file import decode_json, decode_json_file
 
 DTYPE_BYTES: dict[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
 """Tensor types that can be loaded."""
 
 MAX_HEAD_BYTES = 100_000_000
 """The format's own limit."""
-
-
-Decoded = TypeVar("Decoded")
 
 
 class SafetensorsTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -57,7 +54,7 @@ def read_safetensors_directory(directory: str) -> Mapping[str, SafetensorsTensor
     index_path = Path(directory) / "model.safetensors.index.json"
     promised: dict[str, str] = {}
     if index_path.is_file():
-        promised = _decode(index_path.read_bytes(), _Index, str(index_path)).weight_map
+        promised = decode_json_file(index_path, _Index).weight_map
         files = [_inside(index_path, shard) for shard in sorted(set(promised.values()))]
     else:
         files = sorted(Path(directory).glob("*.safetensors"))
@@ -92,11 +89,11 @@ def _read_head(file: Path) -> list[SafetensorsTensor]:
             raise CorruptCheckpoint(
                 f"{file} is truncated or not a safetensors file: {size:,} bytes, its head claims {head_bytes:,}"
             )
-        raw = _decode(stream.read(head_bytes), dict[str, msgspec.Raw], str(file))
+        raw = decode_json(stream.read(head_bytes), dict[str, msgspec.Raw], str(file))
     raw.pop("__metadata__", None)
     tensors = []
     for name, item in raw.items():
-        entry = _decode(bytes(item), _Entry, f"tensor {name!r} of {file}")
+        entry = decode_json(bytes(item), _Entry, f"tensor {name!r} of {file}")
         if entry.dtype not in DTYPE_BYTES:
             raise UnsupportedModel(
                 f"{file}: tensor {name!r} has dtype {entry.dtype}, which is not supported",
@@ -112,10 +109,3 @@ def _read_head(file: Path) -> list[SafetensorsTensor]:
             )
         tensors.append(SafetensorsTensor(name, entry.dtype, entry.shape, str(file)))
     return tensors
-
-
-def _decode(data: bytes, kind: type[Decoded], where: str) -> Decoded:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CorruptCheckpoint(f"{where} is malformed: {error}") from error
