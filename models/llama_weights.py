@@ -1,0 +1,151 @@
+"""A Llama's weights: which tensors a checkpoint must have, and how they are stacked as they come.
+
+Each stack (query, key and value rows; gate and up rows) is filled in place and packed as soon as it is whole, so that
+beside the growing model there is never more than the stacks that are still open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..checkpoints.shape import ModelShape
+from .linear import Linear, compute_dtype
+
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+
+class Layer(NamedTuple):
+    """Weights of one layer, in its compute dtype."""
+
+    input_norm: Tensor
+    """[hidden_size]"""
+    qkv: Linear
+    """[(num_heads + 2 num_kv_heads) * head_dim, hidden_size]"""
+    output: Linear
+    """[hidden_size, num_heads * head_dim]"""
+    mlp_norm: Tensor
+    """[hidden_size]"""
+    gate_up: Linear
+    """[2 intermediate_size, hidden_size]"""
+    down: Linear
+    """[hidden_size, intermediate_size]"""
+
+
+class LlamaWeights(NamedTuple):
+    """Weights of a whole model."""
+
+    embedding: Tensor
+    """[vocab_size, hidden_size] in the model's dtype"""
+    layers: tuple[Layer, ...]
+    final_norm: Tensor
+    """[hidden_size] in the compute dtype"""
+    head: Linear
+    """[vocab_size, hidden_size]"""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held on the device."""
+        parts = [self.embedding, self.final_norm, self.head, *(part for layer in self.layers for part in layer)]
+        return sum(part.nbytes if isinstance(part, Tensor) else part.num_bytes for part in parts)
+
+
+def layer_stacks(shape: ModelShape) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Field of `Layer` -> the tensors stacked in it, top to bottom: name within the layer -> shape."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    q_rows, kv_rows = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    return {
+        "input_norm": {"input_layernorm.weight": (hidden,)},
+        "qkv": {
+            "self_attn.q_proj.weight": (q_rows, hidden),
+            "self_attn.k_proj.weight": (kv_rows, hidden),
+            "self_attn.v_proj.weight": (kv_rows, hidden),
+        },
+        "output": {"self_attn.o_proj.weight": (hidden, q_rows)},
+        "mlp_norm": {"post_attention_layernorm.weight": (hidden,)},
+        "gate_up": {"mlp.gate_proj.weight": (inner, hidden), "mlp.up_proj.weight": (inner, hidden)},
+        "down": {"mlp.down_proj.weight": (hidden, inner)},
+    }
+
+
+def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Canonical name -> shape of every tensor of a Llama of `shape`; a tied head has none of its own."""
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (shape.vocab_size, shape.hidden_size)}
+    for layer in range(shape.num_layers):
+        for tensors in layer_stacks(shape).values():
+            shapes |= {f"model.layers.{layer}.{name}": size for name, size in tensors.items()}
+    shapes[FINAL_NORM] = (shape.hidden_size,)
+    if not shape.tie_word_embeddings:
+        shapes[HEAD] = (shape.vocab_size, shape.hidden_size)
+    return shapes
+
+
+def gather_weights(
+    shape: ModelShape, pieces: Iterator[tuple[str, int, Tensor]], dtype: torch.dtype, device: torch.device
+) -> LlamaWeights:
+    """Stack (canonical name, first row, rows), in any order, into weights of `dtype` on `device`."""
+    width = compute_dtype(dtype, device)
+    stacks = _stacks(shape, dtype, device)
+    finished: dict[str, Tensor | Linear] = {}
+    for name, first_row, rows in pieces:
+        stack, offset = stacks[name]
+        if stack.put(offset + first_row, rows):
+            finished[stack.name] = stack.take() if name == EMBEDDING else _finish(stack.take(), width)
+    embedding, final_norm = finished[EMBEDDING], finished[FINAL_NORM]
+    assert isinstance(embedding, Tensor) and isinstance(final_norm, Tensor)
+    head = finished.get(HEAD) or Linear(embedding.to(width), shared=True)
+    assert isinstance(head, Linear)
+    layers = tuple(_layer(finished, layer) for layer in range(shape.num_layers))
+    return LlamaWeights(embedding, layers, final_norm, head)
+
+
+def _layer(finished: dict[str, Tensor | Linear], layer: int) -> Layer:
+    return Layer._make(finished[f"{layer}.{field}"] for field in Layer._fields)
+
+
+def _finish(whole: Tensor, width: torch.dtype) -> Tensor | Linear:
+    return Linear(whole.to(width)) if whole.dim() == 2 else whole.to(width)
+
+
+class _Stack:
+    """Rows of one or more tensors, one below the other."""
+
+    def __init__(self, name: str, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self.name, self.size, self.dtype, self.device = name, size, dtype, device
+        self.whole: Tensor | None = None
+        self.missing_rows = size[0]
+
+    def put(self, first_row: int, rows: Tensor) -> bool:
+        """Copy rows in; returns whether the stack is whole now."""
+        if self.whole is None:
+            self.whole = torch.empty(self.size, dtype=self.dtype, device=self.device)
+        self.whole[first_row : first_row + len(rows)].copy_(rows)
+        self.missing_rows -= len(rows)
+        return self.missing_rows == 0
+
+    def take(self) -> Tensor:
+        """Hand the tensor over, so that it lives no longer than its taker wants."""
+        assert self.whole is not None and self.missing_rows == 0
+        whole, self.whole = self.whole, None
+        return whole
+
+
+def _stacks(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> dict[str, tuple[_Stack, int]]:
+    """Canonical name -> the stack that the tensor goes to, and its first row there."""
+    placed: dict[str, tuple[_Stack, int]] = {}
+    of_layer = layer_stacks(shape)
+    for layer in range(shape.num_layers):
+        for field, tensors in of_layer.items():
+            num_rows = sum(size[0] for size in tensors.values())
+            row_shape = next(iter(tensors.values()))[1:]
+            stack, offset = _Stack(f"{layer}.{field}", (num_rows, *row_shape), dtype, device), 0
+            for name, size in tensors.items():
+                placed[f"model.layers.{layer}.{name}"] = (stack, offset)
+                offset += size[0]
+    for name, size in tensor_shapes(shape).items():
+        if name not in placed:
+            placed[name] = (_Stack(name, size, dtype, device), 0)
+    return placed

@@ -1,0 +1,82 @@
+"""From a checkpoint's files to a model that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from ..checkpoints.shape import Checkpoint, ModelShape
+from ..errors import CorruptCheckpoint, UnsupportedModel
+from .gguf_loader import open_gguf
+from .protocol import CausalLM
+from .registry import model_class
+from .safetensors_loader import open_safetensors
+from .tensors import StoredTensor
+
+_UNSUPPORTED_FEATURES = {".bias": "a bias in linear layers", "rope_freqs.weight": "a scaled rotary embedding"}
+"""Endings of tensor names that tell of something that the model lacks."""
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    shape: ModelShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> CausalLM:
+    """Read the weights into a model of `dtype` on `device` that takes positions below `max_model_len`.
+
+    `progress` is called with (bytes read, bytes to read) as they are read. All names and shapes are checked before the
+    first weight is. Beside the growing model only a few MiB are held at a time.
+    Raises UnsupportedModel (architecture, tensor type) and CorruptCheckpoint (missing, unexpected, wrong, cut off).
+    """
+    cls = model_class(shape.architecture)
+    expected = cls.tensor_shapes(shape)
+    stored = open_gguf(checkpoint.path, shape) if checkpoint.format == "gguf" else open_safetensors(checkpoint.path)
+    wanted = _match(stored, expected, shape, checkpoint.path)
+    return cls.from_pieces(shape, _pieces(wanted, progress), dtype, device, max_model_len)
+
+
+def _match(
+    stored: dict[str, StoredTensor], expected: dict[str, tuple[int, ...]], shape: ModelShape, path: str
+) -> list[StoredTensor]:
+    """The stored tensors that the model wants; CorruptCheckpoint names what does not fit."""
+    ignored = {"lm_head.weight"} if shape.tie_word_embeddings else set()
+    for name in stored:
+        for suffix, feature in _UNSUPPORTED_FEATURES.items():
+            if name.endswith(suffix):
+                raise UnsupportedModel(f"{path}: {name}: {feature} is not supported yet")
+    for what, names in (
+        ("has no tensor", expected.keys() - stored.keys()),
+        ("has a tensor that the model does not know:", stored.keys() - expected.keys() - ignored),
+    ):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise CorruptCheckpoint(
+                f"{path} {what} {', '.join(sorted(names)[:3])}{more}",
+                advice="check that the files belong together and are complete",
+            )
+    for name, wanted_shape in expected.items():
+        if stored[name].shape != wanted_shape:
+            raise CorruptCheckpoint(
+                f"{path}: {name} has shape {list(stored[name].shape)}, the model's configuration asks for"
+                f" {list(wanted_shape)}",
+                advice="check that weights and configuration belong together",
+            )
+    return [tensor for name, tensor in stored.items() if name in expected]
+
+
+def _pieces(
+    tensors: list[StoredTensor], progress: Callable[[int, int], None] | None
+) -> Iterator[tuple[str, int, Tensor]]:
+    total = sum(tensor.num_bytes for tensor in tensors)
+    done = 0
+    for tensor in tensors:
+        for first, rows in tensor.pieces():
+            yield tensor.name, first, rows
+            if progress is not None:
+                progress(done + tensor.num_bytes * (first + len(rows)) // tensor.shape[0], total)
+        done += tensor.num_bytes
