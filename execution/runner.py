@@ -22,8 +22,8 @@ from .prepare_inputs import StepInputs, prepare_inputs
 class ModelRunner:
     """A model, its KV cache and the persistent batch of one rank.
 
-    `num_blocks` blocks of `block_size` tokens; `kv_dtype`: of keys and values; rows 0 .. max_num_seqs - 1, each of up to
-    `max_model_len` tokens.
+    `num_blocks` blocks of `block_size` tokens; `kv_dtype`: of keys and values; rows 0 .. max_num_seqs - 1, each
+    of up to `max_model_len` tokens.
     """
 
     def __init__(

@@ -44,9 +44,9 @@ def attend_gathered(q: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Te
 
 def attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """As `attend_gathered`, with k, v: [b, t, kv_heads, head_dim], which may be views of the cache."""
-    b, l, num_heads, head_dim = q.shape
+    b, query_len, num_heads, head_dim = q.shape
     k, v = k.to(q.dtype).transpose(1, 2), v.to(q.dtype).transpose(1, 2)
-    if l == 1:
+    if query_len == 1:
         # The heads that share a key-value head act as query tokens of it: keys are read once for all of them.
         grouped = q.view(b, k.shape[1], -1, head_dim)
         return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).reshape(b, 1, num_heads, head_dim)

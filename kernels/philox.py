@@ -3,9 +3,9 @@
     word(seed, token, index, choice) = philox4x32_10(key = seed, counter = (token // 4, index, choice, 0))[token % 4]
     u = (word + 0.5) / 2^32,  noise = -log(-log1p(-u)), float32
 
-Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, and the known-answer vectors
-of its reference implementation. A word is held in an int64, 0 <= word < 2^32, since torch has no full uint32 arithmetic:
-a 32 x 32 bit product wraps in the sign bit only, and the masks after each shift take that out again.
+Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, and the known-answer
+vectors of its reference implementation. A word is held in an int64, 0 <= word < 2^32, since torch has no full uint32
+arithmetic: a 32 x 32 bit product may wrap into the sign bit, and the masks after each shift take that out again.
 
 A u that rounds to 1 would give -inf; it becomes `NOISE_FLOOR`, so that such a token loses against every other candidate
 but still wins where it is the only one.
@@ -56,7 +56,7 @@ def gumbel_rows(seeds: Tensor, indexes: Tensor, choices: Tensor, vocab_size: int
 
 
 def gumbel_tokens(seeds: Tensor, indexes: Tensor, choices: Tensor, token_ids: Tensor) -> Tensor:
-    """Noise of single tokens: int64 tensors of one shape [m]. Returns float32 [m], equal to `gumbel_rows` at the ids."""
+    """Noise of single tokens: int64 tensors, all [m]. Returns float32 [m], equal to `gumbel_rows` at these ids."""
     words = philox4x32(
         (token_ids // 4, indexes, choices, torch.zeros_like(choices)), (seeds & _MASK, (seeds >> 32) & _MASK)
     )
