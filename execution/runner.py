@@ -1,0 +1,145 @@
+"""Runs plans: one call a step, on the worker's step thread."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..kernels.logprobs import gather_logprobs
+from ..kernels.sampling import SamplingBatch, sample
+from ..mailbox.messages.sampling import SamplingParams
+from ..mailbox.messages.steps import NewRow, StepPlan, StepResult
+from .attention import PagedAttention
+from .input_batch import InputBatch, Int32s
+from .kv_tensors import KVTensors
+from .model import RunnableModel
+from .prepare_inputs import StepInputs, prepare_inputs
+
+
+class ModelRunner:
+    """A model, its KV cache and the persistent batch of one rank.
+
+    `num_blocks` blocks of `block_size` tokens; `kv_dtype`: of keys and values; rows 0 .. max_num_seqs - 1, each
+    of up to `max_model_len` tokens.
+    """
+
+    def __init__(
+        self,
+        model: RunnableModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        kv_dtype: torch.dtype,
+        max_num_seqs: int,
+        max_model_len: int,
+    ) -> None:
+        self.model = model
+        self.kv = KVTensors(model.shape, num_blocks, block_size, kv_dtype, model.device)
+        self.batch = InputBatch(max_num_seqs, max_model_len, block_size)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Apply the plan, compute its rows, sample. Raises ProtocolViolation for a plan that contradicts the batch."""
+        start_ns = time.monotonic_ns()
+        self.batch.apply(plan)
+        inputs = prepare_inputs(self.batch, plan)
+        token_ids = np.empty(0, np.int32)
+        logprobs: dict[str, bytes] = {}
+        if inputs.rows.size:
+            hidden = self._forward(inputs)
+            if inputs.sample_rows.size:
+                logits = self.model.compute_logits(hidden[self._to_device(inputs.last_tokens)])
+                sampled = sample(logits, self._sampling_batch(inputs))
+                logprobs = self._logprobs(logits, sampled, inputs.sample_rows)
+                token_ids = sampled.cpu().numpy().astype(np.int32)
+                self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, token_ids)
+        return StepResult(
+            epoch=plan.epoch,
+            step=plan.step,
+            runs=inputs.sample_runs.tobytes(),
+            positions=inputs.sample_positions.tobytes(),
+            token_ids=token_ids.tobytes(),
+            start_ns=start_ns,
+            end_ns=time.monotonic_ns(),
+            **logprobs,
+        )
+
+    def warm_up(self) -> None:
+        """Run small steps of every kind, so that the first request does not pay for first calls. The batch is left
+        empty; block 0 is written to. Raises what a step may raise."""
+        num_tokens = max(1, min(8, self.kv.block_size - 1, self.batch.max_model_len - 2))
+        sampling = SamplingParams(seed=0, temperature=1.0, top_p=0.9, logprobs=1)
+        row = NewRow(
+            row=0,
+            run=0,
+            request_id="",
+            choice=0,
+            attempt=0,
+            num_prompt_tokens=num_tokens,
+            token_ids=np.zeros(num_tokens, np.int32).tobytes(),
+            block_ids=np.zeros(1, np.int32).tobytes(),
+            sampling=sampling,
+        )
+        self.run(_single_row_plan([row], 0, num_tokens))
+        if num_tokens < min(self.kv.block_size, self.batch.max_model_len):
+            self.run(_single_row_plan([], num_tokens, 1))
+        self.batch.clear()
+
+    def _forward(self, inputs: StepInputs) -> Tensor:
+        """[t, hidden_size]"""
+        model = self.model
+        attention = PagedAttention(self.kv, inputs, self.batch, model.shape.num_heads, model.dtype)
+        return model.forward(self._to_device(inputs.token_ids), self._to_device(inputs.positions), attention)
+
+    def _sampling_batch(self, inputs: StepInputs) -> SamplingBatch | None:
+        """Parameters of the rows that sample; None if all are greedy."""
+        arrays, rows = self.batch.sampling, inputs.sample_rows
+        temperature = arrays.temperature[rows]
+        if not temperature.any():
+            return None
+        return SamplingBatch(
+            temperature=self._to_device(temperature),
+            top_k=self._to_device(arrays.top_k[rows]),
+            top_p=self._to_device(arrays.top_p[rows]),
+            min_p=self._to_device(arrays.min_p[rows]),
+            seeds=self._to_device(arrays.seed[rows].view(np.int64)),
+            indexes=self._to_device((inputs.sample_positions - self.batch.num_prompt_tokens[rows]).astype(np.int64)),
+            choices=self._to_device(arrays.choice[rows]),
+        )
+
+    def _logprobs(self, logits: Tensor, sampled: Tensor, rows: Int32s) -> dict[str, bytes]:
+        """The fields of StepResult about log-probabilities; empty if no row asks."""
+        asking = np.flatnonzero(self.batch.sampling.has_logprobs[rows])
+        if not asking.size:
+            return {}
+        num_top = int(self.batch.sampling.num_logprobs[rows[asking]].max())
+        index = self._to_device(asking)
+        logprobs, top_ids, top_logprobs = gather_logprobs(logits[index], sampled[index], num_top)
+        return {
+            "logprob_rows": asking.astype(np.int32).tobytes(),
+            "logprobs": logprobs.cpu().numpy().tobytes(),
+            "top_ids": top_ids.cpu().numpy().astype(np.int32).tobytes(),
+            "top_logprobs": top_logprobs.cpu().numpy().tobytes(),
+        }
+
+    def _to_device(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
+        return torch.from_numpy(array).to(self.model.device)
+
+
+def _single_row_plan(new_rows: list[NewRow], start: int, num_tokens: int) -> StepPlan:
+    """Row 0, run 0, sampling."""
+    return StepPlan(
+        epoch=0,
+        step=0,
+        now_ns=0,
+        new_rows=new_rows,
+        removed_rows=b"",
+        rows=np.zeros(1, np.int32).tobytes(),
+        runs=np.zeros(1, np.int64).tobytes(),
+        starts=np.array([start], np.int32).tobytes(),
+        num_tokens=np.array([num_tokens], np.int32).tobytes(),
+        samples=np.ones(1, np.bool_).tobytes(),
+    )
