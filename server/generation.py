@@ -26,6 +26,7 @@ from .generation_request import GenerationRequest
 from .http_errors import unexpected
 from .metrics import ServerMetrics
 from .request_body import RequestBody, ignored_header, parse_body
+from .request_ids import REQUEST_ID, request_id_header
 from .request_timing import RequestTiming
 
 
@@ -66,7 +67,7 @@ class GenerationHandlers:
         self, http_request: web.Request, request: GenerationRequest, id_prefix: str, timing: RequestTiming
     ) -> web.StreamResponse:
         request_id = id_prefix + uuid.uuid4().hex
-        headers = dict(http_request["response_headers"])
+        headers = {REQUEST_ID: request_id_header(http_request.headers.get(REQUEST_ID))}
         if request.ignored_fields:
             headers["x-ignored-fields"] = ignored_header(request.ignored_fields)
         stream = self._frontend.submit(
