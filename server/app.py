@@ -25,6 +25,7 @@ def build_app(frontend: FrontendAPI, settings: ServerSection) -> web.Application
         client_max_size=settings.max_request_bytes,
         middlewares=[_answer_errors(read_api_keys(settings.api_keys_file))],
     )
+    app.on_shutdown.append(generation.close)
     app.add_routes(
         [
             web.post("/v1/chat/completions", generation.chat_completions),

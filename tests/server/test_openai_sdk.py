@@ -102,9 +102,7 @@ async def test_the_sync_client(serve):
                 "".join(chunk.choices[0].delta.content or "" for chunk in chunks),
                 client.chat.completions.create(model=MODEL, messages=MESSAGES).choices[0].message.content,
                 client.completions.create(model=MODEL, prompt="x").choices[0].text,
-                "".join(
-                    chunk.choices[0].text for chunk in client.completions.create(model=MODEL, prompt="x", stream=True)
-                ),
+                "".join(piece.choices[0].text for piece in pieces),
             ]
             raw = client.chat.completions.with_raw_response.create(
                 model=MODEL, messages=MESSAGES, extra_headers={"X-Request-Id": "r1"}

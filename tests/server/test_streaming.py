@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
-from fake_frontend import MODEL, delta, events_of, finish
+from fake_frontend import MODEL, delta, events_of, finish, serve_fake
 
 from callboard.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable
+from callboard.server.event_writer import wait_taken
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
 COMPLETION = {"model": MODEL, "prompt": "hi", "stream": True}
@@ -218,6 +220,79 @@ async def test_a_client_that_takes_nothing_is_aborted(serve, frontend):
         await asyncio.get_running_loop().sock_sendall(client, head + payload)
         stream = await frontend.arrivals.get()
         await stream.closed.wait()
+
+
+async def test_a_client_that_does_not_take_a_whole_answer_is_aborted(serve, frontend):
+    frontend.script = lambda stream: stream.push(delta("x" * 20_000_000, [1], end=finish()))
+    host, port = (await serve(client_stall_s=0.05)).removeprefix("http://").split(":")
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    with client:
+        await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
+        head = b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n{"prompt":"a"}'
+        await asyncio.get_running_loop().sock_sendall(client, head)
+        stream = await frontend.arrivals.get()
+        await stream.closed.wait()
+
+
+class FakeTransport:
+    """A transport whose client takes one byte each time that somebody looks."""
+
+    def __init__(self, num_bytes):
+        self.num_bytes, self.is_aborted = num_bytes, False
+        self.taken = asyncio.Event()
+
+    def get_write_buffer_size(self):
+        self.num_bytes = max(0, self.num_bytes - 1)
+        if not self.num_bytes:
+            self.taken.set()
+        return self.num_bytes
+
+    def abort(self):
+        self.is_aborted = True
+
+
+async def test_a_slow_client_that_takes_something_is_waited_for():
+    transport = FakeTransport(20)
+    await wait_taken(SimpleNamespace(transport=transport), transport.taken.wait(), 0.001)
+    assert not transport.is_aborted
+
+
+@pytest.mark.slow
+async def test_closing_the_server_ends_its_streams(http, frontend):
+    frontend.script = lambda stream: stream.push(delta("Hel", [1]))
+    server, url = await serve_fake(frontend)
+    async with http.post(url + "/v1/completions", json=COMPLETION) as response:
+        await server.close()
+        events = events_of(await response.read())
+    assert text_of(events[0]) == "Hel"
+    assert events[1]["error"]["type"] == "service_unavailable_error"
+    assert events[2:] == ["[DONE]"]
+    assert frontend.streams[0].closed.is_set()
+    await server.close()
+
+
+@pytest.mark.slow
+async def test_closing_the_server_answers_a_waiting_request(http, frontend):
+    frontend.script = lambda stream: None
+    server, url = await serve_fake(frontend)
+    answer = asyncio.create_task(http.post(url + "/v1/completions", json={"prompt": "a"}))
+    stream = await frontend.arrivals.get()
+    await server.close()
+    assert (await answer).status == 503
+    assert stream.closed.is_set()
+
+
+async def test_closing_the_server_lets_answers_end(http, frontend):
+    frontend.script = lambda stream: stream.push(delta("Hel", [1]))
+    server, url = await serve_fake(frontend)
+    async with http.post(url + "/v1/completions", json=COMPLETION) as response:
+        closing = asyncio.create_task(server.close())
+        frontend.streams[0].push(delta("lo", [2], end=finish()))
+        events = events_of(await response.read())
+    assert "".join(map(text_of, events[:-1])) == "Hello"
+    await closing
 
 
 async def test_a_long_stream_to_a_client_that_reads_is_whole(serve, http, frontend):

@@ -272,6 +272,22 @@ async def test_unknown_fields_are_named(serve, http, streams):
         assert len(response.headers["x-ignored-fields"]) < 4096
 
 
+async def test_fields_of_other_clients_are_accepted(serve, http):
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    body = {
+        "model": MODEL,
+        "messages": [
+            {"role": "user", "content": "x", "name": "bob", "foo": 1},
+            {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "ok"},
+        ],
+        "user": "u", "store": False, "metadata": {"a": "b"}, "parallel_tool_calls": True, "service_tier": "auto",
+        "foo": {"bar": 1}, "max_completion_tokens": 2,
+    }  # fmt: skip
+    status, answer, headers = await post(http, await serve(), "/v1/chat/completions", body)
+    assert (status, len(answer["choices"]), headers["x-ignored-fields"]) == (200, 1, "foo")
+
+
 async def test_models(serve, http):
     url = await serve()
     status, answer, _ = await chat(http, url, model="gpt-4")
