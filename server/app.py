@@ -12,7 +12,7 @@ from .api_keys import ApiKeys, read_api_keys
 from .generation import GenerationHandlers
 from .http_errors import error_response, from_http_exception, unexpected
 from .metrics import ServerMetrics
-from .request_ids import request_id_header
+from .request_ids import REQUEST_ID, request_id_header
 from .service_endpoints import ServiceHandlers
 
 
@@ -25,6 +25,7 @@ def build_app(frontend: FrontendAPI, settings: ServerSection) -> web.Application
         client_max_size=settings.max_request_bytes,
         middlewares=[_answer_errors(read_api_keys(settings.api_keys_file))],
     )
+    app.on_shutdown.append(generation.close)
     app.add_routes(
         [
             web.post("/v1/chat/completions", generation.chat_completions),
@@ -45,12 +46,11 @@ def _answer_errors(api_keys: ApiKeys | None) -> Middleware:
 
     @web.middleware
     async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-        headers = {"x-request-id": request_id_header(request.headers.get("X-Request-Id"))}
-        request["response_headers"] = headers
+        response: web.StreamResponse
         try:
             if api_keys is not None and request.path.startswith("/v1/"):
                 api_keys.check(request.headers.get("Authorization"))
-            return await handler(request)
+            response = await handler(request)
         except RequestError as error:
             response = error_response(error)
         except web.HTTPException as error:
@@ -63,7 +63,8 @@ def _answer_errors(api_keys: ApiKeys | None) -> Middleware:
             raise
         except Exception as error:
             response = error_response(unexpected(error))
-        response.headers.update(headers)
+        if not response.prepared and REQUEST_ID not in response.headers:
+            response.headers[REQUEST_ID] = request_id_header(request.headers.get(REQUEST_ID))
         return response
 
     return answer_errors

@@ -105,6 +105,7 @@ def _token_prompt(token_ids: list[int], vocab_size: int) -> TokenPrompt:
     if smallest < 0 or largest >= vocab_size:
         wrong = smallest if smallest < 0 else largest
         raise InvalidRequest(
-            f"token id {wrong} is out of vocabulary: the ids of this model are 0 to {vocab_size - 1}", param="prompt"
+            f"prompt: token id {wrong} is out of vocabulary: the ids of this model are 0 to {vocab_size - 1}",
+            param="prompt",
         )
     return TokenPrompt(token_ids)

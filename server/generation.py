@@ -6,15 +6,16 @@ stream stands in a `finally`, so the engine always hears of it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 from aiohttp import web
 
 from ..actors.frontend_api import Delta, FrontendAPI, RequestStream
-from ..errors import EngineFailure, RequestError
+from ..errors import EngineFailure, RequestError, Unavailable
 from ..mailbox.messages.requests import TokenText
 from ..topology.schema import ServerSection
 from .answer_format import AnswerFormat, ChatFormat, CompletionFormat
@@ -26,7 +27,11 @@ from .generation_request import GenerationRequest
 from .http_errors import unexpected
 from .metrics import ServerMetrics
 from .request_body import RequestBody, ignored_header, parse_body
+from .request_ids import REQUEST_ID, request_id_header
 from .request_timing import RequestTiming
+
+CLOSE_TIMEOUT_S = 2.0
+"""At shutdown: for answers whose last tokens are on their way; whoever closes the server has drained the frontend."""
 
 
 class GenerationHandlers:
@@ -36,6 +41,16 @@ class GenerationHandlers:
         self._frontend = frontend
         self._settings = settings
         self._metrics = metrics
+        self._live: set[asyncio.Task[object]] = set()
+        self._is_closing = False
+
+    async def close(self, app: web.Application) -> None:
+        """Give live requests a moment to end, then end them with a 503 or an error event. Called at shutdown."""
+        if self._live:
+            await asyncio.wait(self._live, timeout=CLOSE_TIMEOUT_S)
+        self._is_closing = True
+        for task in self._live:
+            task.cancel()
 
     async def chat_completions(self, http_request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions"""
@@ -66,7 +81,7 @@ class GenerationHandlers:
         self, http_request: web.Request, request: GenerationRequest, id_prefix: str, timing: RequestTiming
     ) -> web.StreamResponse:
         request_id = id_prefix + uuid.uuid4().hex
-        headers = dict(http_request["response_headers"])
+        headers = {REQUEST_ID: request_id_header(http_request.headers.get(REQUEST_ID))}
         if request.ignored_fields:
             headers["x-ignored-fields"] = ignored_header(request.ignored_fields)
         stream = self._frontend.submit(
@@ -76,6 +91,9 @@ class GenerationHandlers:
             cache_salt=request.cache_salt,
             returns_prompt=request.returns_token_ids,
         )
+        task = asyncio.current_task()
+        assert task is not None
+        self._live.add(task)
         try:
             make_format = ChatFormat if request.endpoint == "chat" else CompletionFormat
             answer_format = make_format(
@@ -88,22 +106,38 @@ class GenerationHandlers:
             if request.streams:
                 chunks = ChunkSequence(answer_format, includes_usage=request.includes_usage)
                 writer = EventWriter(http_request, headers, self._settings)
-                return await _answer_in_events(stream, chunks, writer, timing)
-            return await self._answer_whole(http_request, stream, answer_format, headers, timing)
+                return await _answer_in_events(self._deltas(stream), chunks, writer, timing)
+            return await self._answer_whole(http_request, self._deltas(stream), answer_format, headers, timing)
         except RequestError as error:
             if error.status >= 500 and error.status != 503:
                 timing.end("error")
             else:
                 timing.refused()
             raise
+        except Exception:
+            timing.end("error")
+            raise
         finally:
+            self._live.discard(task)
             timing.end("abort")
             stream.close()
+
+    async def _deltas(self, stream: RequestStream) -> AsyncIterator[Delta]:
+        """The stream's deltas; Unavailable in place of the cancellation by `close`."""
+        try:
+            async for delta in stream:
+                yield delta
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._is_closing or task is None:
+                raise
+            task.uncancel()
+            raise Unavailable("the server is shutting down") from None
 
     async def _answer_whole(
         self,
         http_request: web.Request,
-        stream: RequestStream,
+        stream: AsyncIterator[Delta],
         answer_format: AnswerFormat,
         headers: Mapping[str, str],
         timing: RequestTiming,
@@ -119,7 +153,7 @@ class GenerationHandlers:
 
 
 async def _answer_in_events(
-    stream: RequestStream, chunks: ChunkSequence, writer: EventWriter, timing: RequestTiming
+    stream: AsyncIterator[Delta], chunks: ChunkSequence, writer: EventWriter, timing: RequestTiming
 ) -> web.StreamResponse:
     """Raises RequestError as long as the response has not begun; afterwards an error is an event."""
     try:
@@ -154,7 +188,7 @@ async def _answer_in_events(
     return writer.response
 
 
-async def collect(stream: RequestStream, timing: RequestTiming) -> Delta:
+async def collect(stream: AsyncIterator[Delta], timing: RequestTiming) -> Delta:
     """All deltas of a request as one, which has `finish`. Raises RequestError."""
     texts: list[str] = []
     token_ids: list[int] = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import uuid
 
+REQUEST_ID = "x-request-id"
+
 _VISIBLE = re.compile(r"[\x21-\x7e]{1,128}")
 
 

@@ -9,10 +9,9 @@ from aiohttp import web
 from ..actors.frontend_api import FrontendAPI
 from ..topology.schema import ServerSection
 from .app import build_app
+from .generation import CLOSE_TIMEOUT_S
 
 LISTEN_BACKLOG = 1024
-CLOSE_TIMEOUT_S = 2.0
-"""For the last bytes of answers that have ended; whoever closes the server has drained the frontend before."""
 
 
 class HttpServer:
@@ -23,7 +22,7 @@ class HttpServer:
         self.host, self.port = host, port
 
     async def close(self) -> None:
-        """Stop listening, close idle connections, cancel handlers that do not end; may be called twice."""
+        """Stop listening, close idle connections, end what still runs with an error; may be called twice."""
         await self._runner.cleanup()
 
 

@@ -54,7 +54,7 @@ class ServiceHandlers:
 
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models"""
-        return _json(request, ModelList([self._card()]))
+        return _json(ModelList([self._card()]))
 
     async def model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{model}: 404 for a name that is not served."""
@@ -65,39 +65,38 @@ class ServiceHandlers:
                 param="model",
                 code="model_not_found",
             )
-        return _json(request, self._card())
+        return _json(self._card())
 
     async def health(self, request: web.Request) -> web.Response:
         """GET /health: 200 while the engine makes progress or has nothing to do, else 503."""
         health = self._frontend.health()
         status = StatusObject("live" if health.is_live else "not live", "" if health.is_live else health.reason)
-        return _json(request, status, 200 if health.is_live else 503)
+        return _json(status, 200 if health.is_live else 503)
 
     async def ready(self, request: web.Request) -> web.Response:
         """GET /ready: 200 if new requests are served now, else 503 with the reason."""
         health = self._frontend.health()
         status = StatusObject("ready" if health.is_ready else "not ready", health.reason)
-        return _json(request, status, 200 if health.is_ready else 503)
+        return _json(status, 200 if health.is_ready else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """GET /metrics: Prometheus text format."""
         return web.Response(
             body=generate_latest(self._metrics.registry),
-            headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4, **request["response_headers"]},
+            headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4},
         )
 
     async def version(self, request: web.Request) -> web.Response:
         """GET /version"""
-        return _json(request, VersionObject(__version__))
+        return _json(VersionObject(__version__))
 
     def _card(self) -> ModelCard:
         return ModelCard(self._frontend.model_name, self._started, self._frontend.max_model_len)
 
 
-def _json(request: web.Request, answer: msgspec.Struct, status: int = 200) -> web.Response:
+def _json(answer: msgspec.Struct, status: int = 200) -> web.Response:
     return web.Response(
         status=status,
         body=msgspec.json.encode(answer),
         content_type="application/json",
-        headers=request["response_headers"],
     )

@@ -1,0 +1,119 @@
+"""A frontend without an engine: each request gets a `FakeStream` that a script or the test fills."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+
+from callboard.actors.frontend_api import Delta, Health
+from callboard.mailbox.messages.requests import Finish, Usage
+from callboard.mailbox.messages.sampling import SamplingParams
+from callboard.scheduling.statistics import SchedulerStatistics
+from callboard.server import start_server
+from callboard.topology.schema import ServerSection
+
+MODEL = "fake/model-1"
+MAX_MODEL_LEN = 64
+VOCAB_SIZE = 100
+
+
+def finish(reason="stop", completion_tokens=3, cached_tokens=2, **more):
+    return Finish(reason, Usage(5, completion_tokens, cached_tokens), **more)
+
+
+def delta(text="", token_ids=(), *, end=None, position=0, **more):
+    return Delta(0, position, list(token_ids), text, end, **more)
+
+
+class FakeStream:
+    def __init__(self, request_id, prompt, sampling, cache_salt, returns_prompt):
+        self.request_id = request_id
+        self.prompt, self.sampling = prompt, sampling
+        self.cache_salt, self.returns_prompt = cache_salt, returns_prompt
+        self.num_closes = 0
+        self.closed = asyncio.Event()
+        self.flood: Delta | None = None
+        self._events: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
+        self._is_over = False
+
+    def push(self, *events):
+        for event in events:
+            self._events.put_nowait(event)
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        if self.flood is not None:
+            await asyncio.sleep(0)
+            return self.flood
+        if self._is_over:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        if isinstance(event, BaseException):
+            self._is_over = True
+            raise event
+        self._is_over = event.finish is not None
+        return event
+
+    def close(self):
+        self.num_closes += 1
+        self.closed.set()
+
+
+def hello(stream: FakeStream) -> None:
+    """Three tokens, two deltas and a finish; prompt ids if asked for."""
+    prompt = [7, 8, 9, 10, 11] if stream.returns_prompt else None
+    stream.push(delta("Hel", [1], prompt_token_ids=prompt), delta("lo wörld", [2, 3], position=1, end=finish("stop")))
+
+
+class FakeFrontend:
+    def __init__(self, script: Callable[[FakeStream], None] = hello):
+        self.model_name, self.max_model_len, self.vocab_size = MODEL, MAX_MODEL_LEN, VOCAB_SIZE
+        self.script = script
+        self.refusal: Exception | None = None
+        self.streams: list[FakeStream] = []
+        self.arrivals: asyncio.Queue[FakeStream] = asyncio.Queue()
+        self.health_now = Health(True, True, "")
+        self.statistics = SchedulerStatistics()
+
+    def submit(self, request_id, prompt, sampling: SamplingParams, *, cache_salt="", returns_prompt=False):
+        if self.refusal is not None:
+            raise self.refusal
+        stream = FakeStream(request_id, prompt, sampling, cache_salt, returns_prompt)
+        self.streams.append(stream)
+        self.arrivals.put_nowait(stream)
+        self.script(stream)
+        return stream
+
+    def health(self):
+        return self.health_now
+
+    def scheduler_statistics(self):
+        return self.statistics
+
+    def num_live_requests(self):
+        return sum(not stream.closed.is_set() for stream in self.streams)
+
+
+async def serve_fake(frontend: FakeFrontend, **settings):
+    """(server, base URL) on a free port of the loopback."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = await start_server(frontend, ServerSection(**settings), listener)
+    return server, f"http://127.0.0.1:{server.port}"
+
+
+def events_of(body: bytes) -> list[dict | str]:
+    """Events of a whole stream by the rules of the format: blocks between empty lines, comments begin with a colon."""
+    events: list[dict | str] = []
+    blocks = body.decode().split("\n\n")
+    assert blocks.pop() == "", "the stream must end with an empty line"
+    for block in blocks:
+        if block.startswith(":"):
+            continue
+        assert block.startswith("data: ") and "\n" not in block
+        text = block.removeprefix("data: ")
+        events.append(text if text == "[DONE]" else json.loads(text))
+    return events
