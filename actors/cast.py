@@ -14,7 +14,7 @@ from ..mailbox.messages.control import Attach, Gone, Start
 from ..mailbox.messages.requests import TokenizerToFrontend
 from ..scheduling import Scheduler, SchedulerLimits, SchedulerStatistics
 from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressPage, close_board
-from ..topology.plan import kind_of, max_plan_tokens
+from ..topology import kind_of
 from .base import run_actor
 from .frontend import Frontend
 from .frontend_api import Health
@@ -129,7 +129,9 @@ class Cast:
         from .tokenizer import TokenizerActor
 
         start = self._start
-        tokenizer = await asyncio.to_thread(load_tokenizer, start.checkpoint, start.topology.model.chat_template)
+        tokenizer = await asyncio.to_thread(
+            load_tokenizer, start.checkpoint, chat_template_path=start.topology.model.chat_template
+        )
         eos_token_ids = tuple(sorted({*start.shape.eos_token_ids, *tokenizer.eos_token_ids}))
         for name in names:
             actor = TokenizerActor(

@@ -9,9 +9,7 @@ import msgspec
 
 from ..checkpoints import Progress, read_shape, resolve_checkpoint
 from ..checkpoints.shape import Checkpoint, ModelShape
-from ..topology.check import ensure_valid
-from ..topology.plan import MemoryLedger, max_model_len_of, plan_memory
-from ..topology.schema import Topology
+from ..topology import MemoryLedger, Topology, ensure_valid, max_model_len_of, plan_memory
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 

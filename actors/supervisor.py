@@ -17,7 +17,7 @@ from typing import assert_never
 from ..errors import EndOfStream, StartFailed
 from ..mailbox.messages.control import Attach, Drain, Drained, Failed, Gone, Ready, Shutdown, Start
 from ..shm_queue import BoardLayout, Phase, ProgressPage, close_board, create_board, create_progress_page
-from ..topology.plan import expand_actors, kind_of, plan_boards
+from ..topology import expand_actors, kind_of, plan_boards
 from ..topology.schema import ProcessSection
 from .children import Child, spawn
 from .launch import Launch
@@ -47,7 +47,7 @@ class Supervisor:
         self._all_actors = tuple(a for actors in self._actors.values() for a in actors)
         self._worker_process = self._process_of_kind("worker")
         self._scheduler_process = self._process_of_kind("scheduler")
-        self._wiring = Wiring(self._actors, launch.topology.server)
+        self._wiring = Wiring(launch.topology)
         self._page_fd = create_progress_page(len(self._all_actors))
         self._page = ProgressPage(self._page_fd, len(self._all_actors))
         self._children: dict[str, Child] = {}

@@ -7,30 +7,19 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import ConfigError
 from ..mailbox import bind_listener
 from ..mailbox.messages.control import Link
-from ..topology.plan import kind_of
-from ..topology.schema import ServerSection
-
-_ROUTES = (
-    ("frontend", "tokenizer"),
-    ("tokenizer", "frontend"),
-    ("tokenizer", "scheduler"),
-    ("scheduler", "tokenizer"),
-)
-"""Which kind sends to which; boards are not listed, they are no mailboxes."""
-
+from ..topology import Topology, expand_actors, kind_of, mailbox_links
 
 class Wiring:
     """Owns the listening sockets for the life of the engine; the run directory exists only if a link needs it."""
 
-    def __init__(self, actors: Mapping[str, tuple[str, ...]], server: ServerSection) -> None:
-        self._process_of = {actor: process for process, names in actors.items() for actor in names}
-        self._server = server
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._process_of = {actor: process for process, names in expand_actors(topology).items() for actor in names}
         self._http: socket.socket | None = None
         self._links: list[Link] = []
         self._listeners: dict[str, socket.socket] = {}
@@ -38,15 +27,9 @@ class Wiring:
 
     def bind(self) -> str:
         """Bind everything; returns the server's URL. Raises ConfigError when the address cannot be had."""
-        self._http = _listen(self._server.host, self._server.port)
-        pairs = [
-            (sender, receiver)
-            for sender_kind, receiver_kind in _ROUTES
-            for sender in self._process_of
-            for receiver in self._process_of
-            if (kind_of(sender), kind_of(receiver)) == (sender_kind, receiver_kind)
-            and self._process_of[sender] != self._process_of[receiver]
-        ]
+        server = self._topology.server
+        self._http = _listen(server.host, server.port)
+        pairs = [(link.sender, link.receiver) for link in mailbox_links(self._topology) if not link.is_local]
         if pairs:
             _reap_run_dirs()
             self._run_dir = Path(tempfile.mkdtemp(prefix=f"{_RUN_DIR_PREFIX}{os.getpid()}-"))  # mode 0700
@@ -55,7 +38,7 @@ class Wiring:
             path = str(self._run_dir / f"{sender}-{receiver}.1")
             self._links.append(Link(sender, receiver, path))
             self._listeners[f"link.{sender}.{receiver}"] = bind_listener(path)
-        host = f"[{self._server.host}]" if ":" in self._server.host else self._server.host
+        host = f"[{server.host}]" if ":" in server.host else server.host
         return f"http://{host}:{self._http.getsockname()[1]}"
 
     def links_of(self, process: str) -> tuple[Link, ...]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ..actors.launch import Launch, prepare_launch
 from ..actors.supervisor import Supervisor, watch_signals
-from ..topology.load import make_topology
+from ..errors import ConfigError
+from ..topology import Topology, load_topology, topology_from
 from .screens import ProgressBars
 
 CHILD_COMMAND = (sys.executable, "-P", "-m", "callboard.cli.child")
@@ -17,10 +18,19 @@ CHILD_COMMAND = (sys.executable, "-P", "-m", "callboard.cli.child")
 
 def serve_topology(model: str | None, file: Path | None, overrides: Sequence[str]) -> int:
     """Serve until stopped; returns the exit status. Raises StartFailed."""
-    topology = make_topology(file, model, overrides)
+    topology = read_topology(file, model, overrides)
     with ProgressBars() as bars:
         launch = prepare_launch(topology, progress=bars)
     return asyncio.run(_serve(launch))
+
+
+def read_topology(file: Path | None, model: str | None, overrides: Sequence[str]) -> Topology:
+    """From a file, MODEL replacing its source, or the default topology for MODEL. Raises ConfigError."""
+    if file is not None:
+        return load_topology(file, overrides, source=model)
+    if model is None:
+        raise ConfigError("no model was named", advice="give MODEL, or --topology FILE")
+    return topology_from(model, overrides)
 
 
 async def _serve(launch: Launch) -> int:

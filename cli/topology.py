@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..actors.launch import prepare_launch
-from ..topology.load import make_topology
-from ..topology.show import render_topology
+from ..topology import load_topology, render_topology
 from .screens import ProgressBars
 
 
 def check(file: Path, overrides: Sequence[str]) -> int:
     """All checks of a start, without a start. Raises ConfigError with every problem found."""
-    topology = make_topology(file, None, overrides)
+    topology = load_topology(file, overrides)
     with ProgressBars() as bars:
         launch = prepare_launch(topology, progress=bars)
     print(f"{file}: ok, {launch.ledger.num_blocks:,} KV blocks of {topology.kv_cache.block_size} tokens")
@@ -22,7 +21,7 @@ def check(file: Path, overrides: Sequence[str]) -> int:
 
 def show(file: Path, overrides: Sequence[str]) -> int:
     """The drawing, with the ledger of this machine."""
-    topology = make_topology(file, None, overrides)
+    topology = load_topology(file, overrides)
     with ProgressBars() as bars:
         launch = prepare_launch(topology, progress=bars)
     print(render_topology(launch.topology, launch.shape, launch.ledger))

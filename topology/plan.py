@@ -24,6 +24,11 @@ def split_kind(actor: str) -> tuple[str, int]:
     return kind.strip(), int(count) if star else 1
 
 
+def kind_of(actor: str) -> str:
+    """`frontend.1` -> `frontend`: the kind of an expanded actor name."""
+    return actor.partition(".")[0]
+
+
 def expand_actors(topology: Topology) -> dict[str, tuple[str, ...]]:
     """Process name -> names of its actors, in the order of the file.
 
@@ -60,7 +65,7 @@ def mailbox_links(topology: Topology) -> tuple[MailboxLink, ...]:
     process_of = {actor: name for name, actors in expand_actors(topology).items() for actor in actors}
     by_kind: dict[str, list[str]] = {}
     for actor in process_of:
-        by_kind.setdefault(actor.partition(".")[0], []).append(actor)
+        by_kind.setdefault(kind_of(actor), []).append(actor)
     links: list[MailboxLink] = []
     for one, other in (("frontend", "tokenizer"), ("tokenizer", "scheduler")):
         for a in by_kind.get(one, []):
