@@ -22,6 +22,7 @@ class StopStrings:
         # The longest first: the first one that is complete at a character is then the longest.
         self._stops = sorted(dict.fromkeys(stops), key=len, reverse=True)
         self._failures = [_failure(stop) for stop in self._stops]
+        self._first_characters = frozenset(stop[0] for stop in self._stops)
         self._matched = [0] * len(self._stops)
         """Of each stop string, how many first characters the text ends with."""
         self._held = ""
@@ -38,6 +39,8 @@ class StopStrings:
             return "", self.match
         if not self._stops:
             return text, None
+        if not self._held and self._first_characters.isdisjoint(text):
+            return text, None  # the usual case: no stop string has begun and none begins here
         for index, character in enumerate(text):
             found = self._step(character)
             if found is not None:
