@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
+import msgspec
+
 from ..mailbox import Inbox
 
-M = TypeVar("M")
+M = TypeVar("M", bound=msgspec.Struct)
 
 
 class Actor(Protocol[M]):

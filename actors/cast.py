@@ -14,7 +14,7 @@ from ..mailbox.messages.control import Attach, Gone, Start
 from ..mailbox.messages.requests import TokenizerToFrontend
 from ..scheduling import Scheduler, SchedulerLimits, SchedulerStatistics
 from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressPage, close_board
-from ..topology import kind_of
+from ..topology import kind_of, max_plan_tokens
 from .base import run_actor
 from .frontend import Frontend
 from .frontend_api import Health

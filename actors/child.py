@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Awaitable, Callable
 from typing import Protocol, assert_never
 
+import uvloop
+
 from ..errors import CallboardError, EndOfStream, StartFailed
 from ..mailbox.messages.control import (
     Attach,
@@ -60,15 +62,7 @@ def run_child(control_fd: int, parent_pid: int, serve_http: ServeHttp | None) ->
     control: ControlSocket[ChildToSupervisor, SupervisorToChild] = ControlSocket(
         socket.socket(fileno=control_fd), SupervisorToChild
     )
-    return _loop_runner()(_Child(control, serve_http).run())
-
-
-def _loop_runner() -> Callable[[Awaitable[int]], int]:
-    try:
-        import uvloop
-    except ImportError:  # no wheel for this platform
-        return asyncio.run  # type: ignore[return-value]
-    return uvloop.run
+    return uvloop.run(_Child(control, serve_http).run())
 
 
 class _Child:

@@ -7,14 +7,15 @@ import asyncio
 import os
 import socket
 from collections.abc import Sequence
+from types import UnionType
 from typing import Generic, TypeVar
 
 import msgspec
 
 from ..errors import EndOfStream, MessageTooLarge, ProtocolViolation
 
-Sent = TypeVar("Sent")
-Received = TypeVar("Received")
+Sent = TypeVar("Sent", bound=msgspec.Struct)
+Received = TypeVar("Received", bound=msgspec.Struct)
 
 _MAX_BYTES = 128 * 1024
 _MAX_FDS = 200
@@ -23,7 +24,7 @@ _MAX_FDS = 200
 class ControlSocket(Generic[Sent, Received]):
     """One end of a SOCK_SEQPACKET pair. A message is at most 128 KiB; it may carry up to 200 descriptors."""
 
-    def __init__(self, sock: socket.socket, received: type[Received]) -> None:
+    def __init__(self, sock: socket.socket, received: type[Received] | UnionType) -> None:
         self._socket = sock
         self._socket.setblocking(False)
         self._encoder = msgspec.msgpack.Encoder()

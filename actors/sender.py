@@ -7,10 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+import msgspec
+
 from ..errors import WouldBlock
 from ..mailbox import Outbox
 
-M = TypeVar("M")
+M = TypeVar("M", bound=msgspec.Struct)
 
 
 class Sender(Generic[M]):

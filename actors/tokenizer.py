@@ -253,6 +253,8 @@ class TokenizerActor:
         for task in self._encodings:
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for sender in (*self._schedulers.values(), *self._frontends.values()):
-            sender.close()
+        for scheduler in self._schedulers.values():
+            scheduler.close()
+        for frontend in self._frontends.values():
+            frontend.close()
         self.inbox.close()

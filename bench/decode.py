@@ -29,7 +29,7 @@ def transformers_tpot_s(path: str, dtype_name: str) -> Callable[[int, int], floa
 
     file = Path(path)
     model = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=getattr(torch, dtype_name))
-    model.eval()
+    model.train(False)
     model.generation_config.eos_token_id = None
 
     class Clock:

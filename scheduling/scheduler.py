@@ -14,7 +14,7 @@ step), `plan_builder` (the plan as arrays), `deltas` (what goes to the tokenizer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import assert_never
 
 from ..mailbox.messages.admission import Admit, Stop
@@ -64,9 +64,12 @@ class Scheduler:
             self._apply(event)
         return self._plan(now_ns)
 
-    def collect(self) -> Outgoing:
-        """What the tokenizers have not been sent; call it after the plan is published, so that no plan waits for it."""
-        return self._state.outbox.collect()
+    def collect(self, blocked: Container[str] = ()) -> Outgoing:
+        """What the tokenizers have not been sent; call it after the plan is published, so that no plan waits for it.
+
+        The tokens for tokenizers in `blocked` stay here, and later ones merge into them.
+        """
+        return self._state.outbox.collect(blocked)
 
     def statistics(self) -> SchedulerStatistics:
         """Gauges and counters now."""
