@@ -58,7 +58,8 @@ def die_with_parent(parent_pid: int) -> None:
 def run_child(control_fd: int, parent_pid: int, serve_http: ServeHttp | None) -> int:
     """Run this process until it is shut down; returns its exit status. `serve_http` is for processes with a frontend."""
     die_with_parent(parent_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the supervisor decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or service manager may signal the whole group:
+        signal.signal(number, signal.SIG_IGN)  # the supervisor decides, and ends its children itself
     control: ControlSocket[ChildToSupervisor, SupervisorToChild] = ControlSocket(
         socket.socket(fileno=control_fd), SupervisorToChild
     )

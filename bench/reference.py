@@ -26,7 +26,8 @@ class Reference(msgspec.Struct, frozen=True):
 
     name: str
     kind: str
-    source: str | list[int] | list[dict[str, str]]
+    """chat, text, or ids"""
+    source: str | list[dict[str, str]] | None
     prompt_ids: list[int]
     output_ids: list[int]
     top2_gaps: list[float]
@@ -65,7 +66,7 @@ async def ask(session: aiohttp.ClientSession, url: str, reference: Reference) ->
     if reference.kind == "chat":
         path, body["messages"] = "/v1/chat/completions", reference.source
     else:
-        path, body["prompt"] = "/v1/completions", reference.source
+        path, body["prompt"] = "/v1/completions", reference.prompt_ids if reference.source is None else reference.source
     prompt_ids: list[int] = []
     output_ids: list[int] = []
     finish_reason, cached_tokens = None, 0

@@ -87,7 +87,6 @@ class ServerProcess:
                 children.append(int(status.parent.name))
         return children
 
-    def worker_pid(self) -> int:
-        """Pid of the newest process that reported ready under the name `worker`."""
-        found = re.findall(r"process\.ready process=worker pid=(\d+)", self.log())
-        return int(found[-1])
+    def pid_of(self, process: str) -> int:
+        """Pid of the newest incarnation of a process that reported ready."""
+        return int(re.findall(rf"process\.ready process={process} pid=(\d+)", self.log())[-1])

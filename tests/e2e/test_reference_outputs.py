@@ -97,7 +97,7 @@ def run_with_a_kill(server: ServerProcess) -> list[str]:
         start = await asyncio.to_thread(read_counter, server.url, "callboard:generation_tokens_total")
         while await asyncio.to_thread(read_counter, server.url, "callboard:generation_tokens_total") < start + half:
             await asyncio.sleep(0)
-        os.kill(server.worker_pid(), signal.SIGKILL)
+        os.kill(server.pid_of("worker"), signal.SIGKILL)
 
     async def both() -> list[str]:
         killer = asyncio.create_task(kill_at_half())
