@@ -100,7 +100,7 @@ class ZmqSource:
 
 
 class ZmqOutbox(Generic[M]):
-    """Sends to the inbox that listens, or will listen, at `path`.
+    """Sends to the inbox that is attached, or will be, to the socket which is bound at `path` already.
 
     `capacity`: messages that may wait in this process. `max_bytes`: largest encoded message. Both are at least 1.
     """

@@ -24,6 +24,9 @@ MAX_STOP_CHARACTERS = 256
 MAX_LOGPROBS = 20
 """Alternatives a token, `top_logprobs` of the API."""
 
+MAX_SLOT_BYTES = 256 * 1024 * 1024
+"""A plan beyond this is a mistake in the topology; a usual one has some 100 KiB."""
+
 # MessagePack: an integer or float64 takes at most 9 bytes; a string, binary or array header at most 5.
 _NUMBER = 9
 _HEADER = 5

@@ -9,13 +9,13 @@ import re
 
 from ..checkpoints.shape import ModelShape
 from ..errors import ConfigError
+from .boards import MAX_SLOT_BYTES, plan_bytes
 from .check_processes import check_processes
 from .decode import show_value
-from .plan import block_bytes_of, blocks_for
-from .problem import Problem
+from .plan import block_bytes_of, blocks_for, render_bytes
+from .problem import NOT_YET, Problem
 from .schema import Topology
 
-NOT_YET = "not supported yet"
 MAX_BLOCK_SIZE = 256
 MIN_DTYPE_BYTES = 2
 """Of the smallest type that keys and values can have while `kv_dtype` is auto."""
@@ -27,6 +27,7 @@ def check_topology(topology: Topology, shape: ModelShape | None = None) -> list[
     problems: list[Problem] = []
     _check_model(topology, shape, problems)
     _check_scheduler(topology, problems)
+    _check_slots(topology, shape, problems)
     _check_kv_cache(topology, shape, problems)
     _check_server(topology, problems)
     for name in ("structured_output", "speculative", "journal"):
@@ -95,6 +96,17 @@ def _check_scheduler(topology: Topology, problems: list[Problem]) -> None:
                 "values from 0 to 0.05 are usual",
             )
         )
+
+
+def _check_slots(topology: Topology, shape: ModelShape | None, problems: list[Problem]) -> None:
+    """The largest plan stays within reason: it is what a slot of the call board is made for."""
+    max_model_len = topology.model.max_model_len or (shape.max_position if shape is not None else 1)
+    num_bytes = plan_bytes(topology, max_model_len)
+    if num_bytes > MAX_SLOT_BYTES:
+        section = topology.scheduler
+        got = f"max_num_seqs = {section.max_num_seqs:,}, max_num_batched_tokens = {section.max_num_batched_tokens:,}"
+        allowed = f"plans of at most {render_bytes(MAX_SLOT_BYTES)}, these may have {render_bytes(num_bytes)}"
+        problems.append(Problem("[scheduler]", got, allowed, "lower them, or [model] max_model_len"))
 
 
 def _check_kv_cache(topology: Topology, shape: ModelShape | None, problems: list[Problem]) -> None:

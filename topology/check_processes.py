@@ -6,10 +6,9 @@ import re
 
 from .decode import show_value
 from .describe import nearest
-from .problem import Problem
+from .problem import NOT_YET, Problem
 from .schema import ACTOR_KINDS, ProcessSection, RestartPolicy, Topology
 
-NOT_YET = "not supported yet"
 KINDS_NOT_YET = ("grammar", "proposer")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 """Names of processes stand in socket paths, which are short, and in logs."""

@@ -161,12 +161,14 @@ def plan_memory(
 
 def render_bytes(num_bytes: int) -> str:
     """`734.4 MiB`; exact under 1 KiB."""
-    size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    if abs(num_bytes) < 1024:
+        return f"{num_bytes} B"
+    size = num_bytes / 1024
+    for unit in ("KiB", "MiB", "GiB"):
         if abs(size) < 1024:
-            break
-        size, unit = size / 1024, {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}[unit]
-    return f"{num_bytes} B" if unit == "B" else f"{size:,.1f} {unit}"
+            return f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
 
 
 def _check_ledger(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+NOT_YET = "not supported yet"
+
 
 class Problem(msgspec.Struct, frozen=True):
     """`[scheduler]: policy = "fair"; allowed: only "fcfs", others are not supported yet; leave it out`"""

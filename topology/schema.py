@@ -44,13 +44,13 @@ class SchedulerSection(Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: Positive = 64
     """Rows of a batch. static"""
     max_num_batched_tokens: Positive = 2048
-    """Token budget of a step. static"""
+    """Token budget of a step; at least max_num_seqs. static"""
     long_prefill_token_threshold: NonNegative = 0
     """Longest prompt chunk of a step, tokens; 0: the budget. static"""
     pipeline_depth: Annotated[int, Meta(ge=1, le=3)] = 2
     """Steps in flight; 1 is off. static"""
     watermark: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.01
-    """Share of blocks that admission leaves free. static"""
+    """Share of blocks that admission leaves free; below 0.5. static"""
     max_queued_requests: Positive = 1024
     """Waiting requests; one more gets a 429. static"""
     max_queued_tokens: Positive = 1_000_000
@@ -61,13 +61,13 @@ class KVCacheSection(Struct, frozen=True, forbid_unknown_fields=True):
     """[kv_cache]: at most one of num_blocks, memory_bytes, memory_share."""
 
     block_size: Positive = 16
-    """Tokens a block. static"""
+    """Tokens a block; a multiple of 8, at most 256. static"""
     num_blocks: Positive | None = None
     """Blocks of the pool. static"""
     memory_bytes: Positive | None = None
     """Bytes of the pool. static"""
     memory_share: Share | None = None
-    """Share of the memory that the weights leave free; default 0.25 on a CPU. static"""
+    """Share of the memory that weights and activations leave free; default 0.25 on a CPU. static"""
     prefix_caching: bool = True
     """Share full blocks between requests with the same prefix. static"""
 
@@ -129,7 +129,7 @@ class ProcessSection(Struct, frozen=True, forbid_unknown_fields=True):
     """[[process]]"""
 
     name: str
-    """Unique name. static"""
+    """Unique name: a letter, then at most 31 letters, digits, `_` or `-`. static"""
     actors: tuple[str, ...]
     """Actor kinds in this process; `frontend*2` starts two. static"""
     device: str = "cpu"
@@ -141,7 +141,7 @@ class ProcessSection(Struct, frozen=True, forbid_unknown_fields=True):
     threads: Positive | None = None
     """Compute threads of the worker; default: the process's cores. static"""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
-    """When the process dies. static"""
+    """When the process dies; only for one that holds nothing but a worker. static"""
 
 
 def _default_processes() -> tuple[ProcessSection, ...]:

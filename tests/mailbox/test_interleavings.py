@@ -115,7 +115,7 @@ class Model:
 
 @pytest.mark.parametrize("transport", ["local", "ipc"])
 def test_order_and_bound_hold_in_every_interleaving(transport):
-    num_examples = 300 if transport == "local" else 60
+    num_examples = 150 if transport == "local" else 40
 
     @settings(max_examples=num_examples, deadline=None)
     @given(actions=ACTIONS, capacity=st.integers(1, 4))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.mailbox.messages.sampling import SamplingParams
@@ -28,9 +28,11 @@ def topology_with(max_num_seqs=64, max_num_batched_tokens=2048, block_size=16, p
     )
 
 
-def largest_plan(topology, lengths):
-    """All rows new, with `lengths` known tokens; all removed before, all scheduled; every string at its limit."""
-    rows, depth, block_size = len(lengths), topology.scheduler.pipeline_depth, topology.kv_cache.block_size
+def encoded_bytes(topology, lengths, num_appended=0):
+    """Bytes of the plan in which every row is removed, taken by a new request of `lengths[i]` known tokens (none if
+    `lengths` is empty) and scheduled, with every string and number at its limit."""
+    depth, block_size = topology.scheduler.pipeline_depth, topology.kv_cache.block_size
+    rows = topology.scheduler.max_num_seqs
     sampling = SamplingParams(
         seed=2**64 - 1, temperature=0.1, top_k=2**31, top_p=0.1, min_p=0.1, max_tokens=2**31,
         stop=("🎭" * 256,) * 4, ignore_eos=True, logprobs=20,
@@ -40,12 +42,11 @@ def largest_plan(topology, lengths):
                bytes(4 * blocks_for(n + depth, block_size)), sampling)
         for n in lengths
     ]  # fmt: skip
-    blocks = sum(blocks_for(n + depth, block_size) for n in lengths)
-    appended = max_plan_blocks(topology, 1) - blocks if sum(lengths) == 0 else 0
-    return StepPlan(
+    plan = StepPlan(
         LARGE, LARGE, LARGE, new_rows, bytes(4 * rows), bytes(4 * rows), bytes(8 * rows), bytes(4 * rows),
-        bytes(4 * rows), bytes(rows), bytes(4 * max(appended, 0)), bytes(4 * max(appended, 0)),
+        bytes(4 * rows), bytes(rows), bytes(4 * num_appended), bytes(4 * num_appended),
     )  # fmt: skip
+    return len(msgspec.msgpack.encode(plan))
 
 
 @pytest.mark.parametrize(
@@ -57,12 +58,13 @@ def test_the_largest_plan_fits(max_num_seqs, budget, max_model_len):
     tokens = max_plan_tokens(topology, max_model_len)
     lengths = [tokens // max_num_seqs] * max_num_seqs
     lengths[0] += tokens - sum(lengths)
-    num_bytes = len(msgspec.msgpack.encode(largest_plan(topology, lengths)))
+    num_bytes = encoded_bytes(topology, lengths)
     assert num_bytes <= call.slot_bytes
     # The bound is not wasteful: the largest plan fills most of the slot.
     assert max_num_seqs == 1 or num_bytes > 0.8 * call.slot_bytes
 
 
+@settings(max_examples=50)
 @given(data=st.data())
 def test_any_plan_within_the_limits_fits(data):
     topology = topology_with(
@@ -75,14 +77,22 @@ def test_any_plan_within_the_limits_fits(data):
         lengths.append(data.draw(st.integers(0, min(left, max_model_len))))
         left -= lengths[-1]
     call, _ = plan_boards(topology, max_model_len, epoch=0)
-    assert len(msgspec.msgpack.encode(largest_plan(topology, lengths))) <= call.slot_bytes
+    assert encoded_bytes(topology, lengths) <= call.slot_bytes
 
 
-def test_the_plan_that_only_appends_blocks_fits():
-    """Every row gets its share of the budget, and each starts a block for it and for the steps in flight."""
-    topology = topology_with(64, 2048)
-    per_row = blocks_for(2048 // 64 + 2, 16) + 1
-    assert 64 * per_row <= max_plan_blocks(topology, 1)
+@given(
+    shares=st.lists(st.integers(1, 200), min_size=1, max_size=40),
+    block_size=st.sampled_from([8, 16, 256]),
+    depth=st.integers(1, 3),
+)
+@settings(max_examples=50)
+def test_the_plan_that_only_appends_blocks_fits(shares, block_size, depth):
+    """Each row computes its share of the budget, and needs blocks for it and for the steps in flight."""
+    topology = topology_with(len(shares), sum(shares), block_size, depth)
+    num_appended = sum(blocks_for(block_size - 1 + share + depth, block_size) for share in shares)
+    assert num_appended <= max_plan_blocks(topology, 1)
+    call, _ = plan_boards(topology, 1, epoch=0)
+    assert encoded_bytes(topology, [], num_appended) <= call.slot_bytes
 
 
 def test_the_largest_result_fits():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.errors import ConfigError
@@ -151,6 +151,7 @@ PLAIN = st.recursive(
 SECTIONS = ["model", "scheduler", "kv_cache", "server", "journal", "process"]
 
 
+@settings(max_examples=60)
 @given(
     section=st.sampled_from(SECTIONS), value=PLAIN, field=st.sampled_from(["source", "policy", "name", "port", "path"])
 )

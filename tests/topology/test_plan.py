@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.checkpoints.shape import ModelShape
@@ -220,6 +220,7 @@ def test_a_model_that_does_not_fit_at_all(smollm2):
         plan(topology_from("m"), smollm2, 512 * MIB)
 
 
+@settings(max_examples=60)
 @given(
     available=st.integers(0, 64 * GIB),
     max_model_len=st.integers(1, 8192),

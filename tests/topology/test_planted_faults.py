@@ -110,6 +110,11 @@ IN_THE_WHOLE = [
         "num_blocks = 127",
         ["[kv_cache]", "num_blocks = 127", "at least 128", "max_model_len = 2,048"],
     ),
+    (
+        "max_num_batched_tokens = 256",
+        "max_num_batched_tokens = 999999999",
+        ["= 999,999,999", "plans of at most 256.0 MiB"],
+    ),
     ("num_blocks = 400", "block_size = 12", ["[kv_cache]", "block_size = 12", "multiples of 8 from 8 to 256"]),
     ("num_blocks = 400", "block_size = 264", ["block_size = 264", "multiples of 8 from 8 to 256"]),
 ]
