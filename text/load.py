@@ -1,0 +1,30 @@
+"""The tokenizer of a checkpoint, whatever its format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..checkpoints import Checkpoint
+from ..errors import ConfigError
+from .gguf_tokenizer import load_gguf_tokenizer
+from .hf_tokenizer import load_hf_tokenizer
+from .tokenizer import Tokenizer
+
+
+def load_tokenizer(checkpoint: Checkpoint, *, chat_template_path: str | None = None) -> Tokenizer:
+    """The tokenizer that belongs to the checkpoint, with its chat template or the one in the file given.
+
+    Raises UnsupportedModel (a kind of tokenizer that is not supported, by name), CorruptCheckpoint (a malformed file),
+    ConfigError (a chat template with a syntax error, or a file that cannot be read).
+    """
+    template = None if chat_template_path is None else _read(chat_template_path)
+    if checkpoint.format == "gguf":
+        return load_gguf_tokenizer(checkpoint, template)
+    return load_hf_tokenizer(checkpoint, template)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the chat template {path}: {error}") from error

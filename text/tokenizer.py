@@ -1,0 +1,122 @@
+"""The tokenizer as the rest of the engine sees it: ids to text and bytes and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import tokenizers
+
+from ..errors import InvalidRequest, UnsupportedModel
+from .byte_level import byte_level_bytes
+from .chat_template import ChatTemplate
+
+
+class Tokenizer:
+    """A vocabulary with its rules. Immutable after construction; every method may be called from several threads.
+
+    Ids outside of the vocabulary (a model's embedding may be padded to a round size) have no text: `b""`.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos_token_id: int | None,
+        eos_token_ids: tuple[int, ...],
+        chat_template: ChatTemplate | None,
+        where: str,
+    ) -> None:
+        """Takes over `backend`; `where` names the files in errors.
+
+        Raises UnsupportedModel for a decoder other than byte-level or SentencePiece-like.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.bos_token_id = bos_token_id
+        self.eos_token_ids = eos_token_ids
+        self.chat_template = chat_template
+        self.is_byte_level = _is_byte_level(backend, where)
+        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        tokens = [backend.id_to_token(token_id) or "" for token_id in range(self.vocab_size)]
+        # As the backend does it: a token is special by its text.
+        special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+        self._special = [token in special for token in tokens]
+        to_bytes: Callable[[str], bytes] = byte_level_bytes if self.is_byte_level else sentencepiece_bytes
+        self._bytes = [to_bytes(token) for token in tokens]
+        self._visible = [b"" if skipped else data for skipped, data in zip(self._special, self._bytes, strict=True)]
+        self._is_byte_piece = [not self.is_byte_level and is_byte_piece(token) for token in tokens]
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`; texts of special tokens in it become those tokens.
+
+        `add_special_tokens`: also add what the model wants around a raw text, such as a BOS token; False for what a
+        chat template rendered. A byte for which the vocabulary has no token (some vocabularies lack bytes that valid
+        UTF-8 rarely has) is left out, as the `tokenizers` package does without an unknown token.
+        Raises InvalidRequest for text that is not Unicode (lone surrogates).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"the prompt is not valid Unicode: lone surrogate at character {error.start}", param="prompt"
+            ) from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; what is not UTF-8 becomes U+FFFD, one for each maximal subpart."""
+        if self.is_byte_level:
+            return self.joined_bytes(ids, skip_special_tokens).decode("utf-8", "replace")
+        kept = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]
+        text: str = self._backend.decode(kept, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def joined_bytes(self, ids: Iterable[int], skip_special_tokens: bool) -> bytes:
+        """The bytes of `ids`, one token's after the other's."""
+        table = self._visible if skip_special_tokens else self._bytes
+        num_tokens = self.vocab_size
+        return b"".join([table[token_id] for token_id in ids if 0 <= token_id < num_tokens])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one token, which may be part of a character; of a special token its text."""
+        return self._bytes[token_id] if 0 <= token_id < self.vocab_size else b""
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, leading space kept; bytes that are no whole character become U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is a mark (begin, end, role ...) and not text."""
+        return 0 <= token_id < self.vocab_size and self._special[token_id]
+
+    def is_byte_piece(self, token_id: int) -> bool:
+        """Whether the token is one raw byte of a SentencePiece-like vocabulary; False in a byte-level one."""
+        return 0 <= token_id < self.vocab_size and self._is_byte_piece[token_id]
+
+
+def is_byte_piece(token: str) -> bool:
+    """Whether the token is written as `<0xE2>`."""
+    return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+
+def sentencepiece_bytes(token: str) -> bytes:
+    """The bytes of a SentencePiece-like token: `<0xE2>` is that byte, U+2581 a space."""
+    if is_byte_piece(token):
+        try:
+            return bytes([int(token[3:5], 16)])
+        except ValueError:
+            pass
+    return token.replace("\u2581", " ").encode()
+
+
+def _is_byte_level(backend: tokenizers.Tokenizer, where: str) -> bool:
+    decoder = backend.decoder
+    if isinstance(decoder, tokenizers.decoders.ByteLevel):
+        return True
+    if isinstance(decoder, tokenizers.decoders.Sequence | tokenizers.decoders.Metaspace):
+        return False
+    kind = "no decoder" if decoder is None else f"the decoder {type(decoder).__name__}"
+    raise UnsupportedModel(
+        f"{where}: a tokenizer with {kind} is not supported", advice="supported: ByteLevel, Sequence, Metaspace"
+    )
