@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from callboard.checkpoints.shape import Checkpoint
-from callboard.models.llama import rotary_table, rotate
+from callboard.models.llama import rms_norm, rotary_table, rotate
 from callboard.models.load import load_model
 
 CPU = torch.device("cpu")
@@ -101,3 +101,16 @@ def test_bytes_held_are_those_of_the_weights(tied_oracle, gqa_oracle, tmp_path):
     tied = load(tied_oracle, tmp_path / "tied")
     extra = tied.num_weight_bytes - 4 * (tied_oracle.shape.num_parameters + 64 * 2 * 16)
     assert extra in (0, 4 * 160 * 64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.0, 1e-4, 1.0, 1e4])
+def test_rms_norm_is_its_formula(dtype, scale):
+    random = torch.Generator().manual_seed(7)
+    x = (scale * torch.randn(5, 96, generator=random)).to(dtype)
+    weight = torch.randn(96, generator=random).to(dtype)
+    got = rms_norm(x, weight, torch.tensor(1e-5))
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    assert got.dtype == dtype
+    tolerance = 1e-6 if dtype == torch.float32 else 2**-8
+    torch.testing.assert_close(got.double(), exact, atol=tolerance, rtol=tolerance)
