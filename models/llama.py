@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..checkpoints.shape import ModelShape
-from .llama_weights import LlamaWeights, gather_weights, tensor_shapes
+from .linear import compute_dtype
+from .llama_weights import LlamaWeights, gather_weights, planned_weight_bytes, tensor_shapes
 from .protocol import Attention, CausalLM
 
 
@@ -70,6 +71,12 @@ class Llama(CausalLM):
     def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         """Canonical name -> shape of every tensor that a Llama of `shape` is made of."""
         return tensor_shapes(shape)
+
+    @staticmethod
+    def planned_bytes(shape: ModelShape, dtype: torch.dtype, device: torch.device, max_model_len: int) -> int:
+        """`num_weight_bytes` of the model that `from_pieces` would build."""
+        table_elements = max_model_len * 2 * shape.head_dim
+        return planned_weight_bytes(shape, dtype, device) + table_elements * compute_dtype(dtype, device).itemsize
 
     @classmethod
     def from_pieces(

@@ -7,6 +7,7 @@ beside the growing model there is never more than the stacks that are still open
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ..checkpoints.llama_weights import llama_weights as checkpoint_weights
 from ..checkpoints.shape import ModelShape
-from .linear import Linear, compute_dtype
+from .linear import Linear, can_pack, compute_dtype
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
@@ -68,6 +69,15 @@ LAYER_STACKS: dict[str, tuple[str, ...]] = {
 def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Canonical name -> shape of every tensor of a Llama of `shape`; a tied head has none of its own."""
     return {name: size for (_, name), size in checkpoint_weights(shape).items()}
+
+
+def planned_weight_bytes(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> int:
+    """`LlamaWeights.num_bytes` of a model that is not loaded yet."""
+    width = compute_dtype(dtype, device)
+    sizes = {name: prod(size) for name, size in tensor_shapes(shape).items()}
+    embedding = sizes.pop(EMBEDDING)
+    packed_head = embedding if shape.tie_word_embeddings and device.type == "cpu" and can_pack(width) else 0
+    return embedding * dtype.itemsize + (sum(sizes.values()) + packed_head) * width.itemsize
 
 
 def gather_weights(
