@@ -8,64 +8,31 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
+from ..checkpoints.gguf_file import GGUFTensor, read_gguf
+from ..checkpoints.llama_weights import llama_weights
 from ..checkpoints.shape import ModelShape
 from ..errors import UnsupportedModel
-from .gguf_file import GGUFFile, GGUFTensor
 from .tensors import StoredTensor
 
-_PLAIN_KINDS = tuple(GGMLQuantizationType[name] for name in ("F32", "F16", "BF16"))
-"""Of tensors with one axis, too: a quantized block does not divide into rows there."""
-_SUPPORTED_KINDS = tuple(GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"))
-
-_GLOBAL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_output.weight": "self_attn.o_proj.weight",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_down.weight": "mlp.down_proj.weight",
-}
-_INTERLEAVED = ("attn_q.weight", "attn_k.weight")
+_INTERLEAVED = (".attn_q.weight", ".attn_k.weight")
 
 
 def open_gguf(path: str, shape: ModelShape) -> dict[str, StoredTensor]:
-    """Every tensor of the file by canonical name (its own name where it has no canonical one); no weight is read yet.
+    """Every tensor of the file by canonical name (its own name where it has none); no weight is read yet.
 
-    Raises CorruptCheckpoint (cut off, damaged) and UnsupportedModel (a tensor type that is not supported).
+    Raises what `read_gguf` does (no such file, cut off, damaged, a tensor type that is not supported).
     """
-    file = GGUFFile(path)
+    tensors = read_gguf(path).tensors
+    # mode "c": pages that nobody writes to stay the file's, and torch takes the arrays without a warning;
+    # asarray: slicing a memmap costs several times as much as slicing the plain array over it
+    file_bytes = np.asarray(np.memmap(path, dtype=np.uint8, mode="c"))
+    canonical_names = dict(llama_weights(shape).keys())
     stored = {}
-    for tensor in file.tensors.values():
-        if tensor.kind not in (_SUPPORTED_KINDS if len(tensor.shape) > 1 else _PLAIN_KINDS):
-            raise UnsupportedModel(
-                f"{path}: {tensor.name} is stored as {tensor.kind.name}"
-                f" (supported: {', '.join(kind.name for kind in _SUPPORTED_KINDS)};"
-                f" of one axis: {', '.join(kind.name for kind in _PLAIN_KINDS)})",
-                advice="choose a file in one of the supported types",
-            )
-        name = canonical_name(tensor.name)
-        interleaved = tensor.name.startswith("blk.") and tensor.name.endswith(_INTERLEAVED)
-        stored[name] = _stored_tensor(file, tensor, name, shape.head_dim if interleaved else None)
+    for tensor in tensors.values():
+        name = canonical_names.get(tensor.name, tensor.name)
+        head_dim = shape.head_dim if tensor.name.endswith(_INTERLEAVED) else None
+        stored[name] = _stored_tensor(file_bytes, path, tensor, name, head_dim)
     return stored
-
-
-def canonical_name(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; an unknown name stays as it is."""
-    if name in _GLOBAL_NAMES:
-        return _GLOBAL_NAMES[name]
-    prefix, _, rest = name.partition(".")
-    layer, _, part = rest.partition(".")
-    if prefix == "blk" and part in _LAYER_NAMES:
-        return f"model.layers.{layer}.{_LAYER_NAMES[part]}"
-    return name
 
 
 def undo_interleaving(rows: Tensor, head_dim: int) -> Tensor:
@@ -77,19 +44,31 @@ def undo_interleaving(rows: Tensor, head_dim: int) -> Tensor:
     return rows.view(-1, head_dim // 2, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
 
 
-def _stored_tensor(file: GGUFFile, tensor: GGUFTensor, name: str, head_dim: int | None) -> StoredTensor:
-    is_matrix = len(tensor.shape) > 1
+def _stored_tensor(
+    file_bytes: np.ndarray[tuple[int], np.dtype[np.uint8]],
+    path: str,
+    tensor: GGUFTensor,
+    name: str,
+    head_dim: int | None,
+) -> StoredTensor:
+    shape = tuple(reversed(tensor.dims))
+    row_bytes, rest = divmod(tensor.num_bytes, shape[0])
+    if len(shape) == 1 and tensor.type.startswith("Q"):
+        raise UnsupportedModel(f"{path}: {tensor.name} has one axis and is stored as {tensor.type}, not as F32")
+    assert rest == 0  # the directory holds whole blocks along the last axis only
+    kind = GGMLQuantizationType(tensor.type_number)
 
     def read_rows(first: int, last: int) -> Tensor:
-        raw = file.bytes_of(tensor, first, last)
-        if tensor.kind == GGMLQuantizationType.BF16:
+        start = tensor.offset + first * row_bytes
+        raw = file_bytes[start : start + (last - first) * row_bytes].reshape(last - first, row_bytes)
+        if kind == GGMLQuantizationType.BF16:
             rows = torch.from_numpy(raw.view(np.int16)).view(torch.bfloat16)
-        elif tensor.kind == GGMLQuantizationType.F16:
+        elif kind == GGMLQuantizationType.F16:
             rows = torch.from_numpy(raw.view(np.float16))
         else:
-            rows = torch.from_numpy(dequantize(raw, tensor.kind))
-        if not is_matrix:
-            return rows.flatten()
-        return rows if head_dim is None else undo_interleaving(rows, head_dim)
+            rows = torch.from_numpy(dequantize(raw, kind))
+        if head_dim is not None:
+            return undo_interleaving(rows, head_dim)
+        return rows.view(last - first, *shape[1:])
 
-    return StoredTensor(name, tensor.shape, tensor.num_bytes, head_dim or 1, read_rows)
+    return StoredTensor(name, shape, tensor.num_bytes, head_dim or 1, read_rows)

@@ -5,9 +5,11 @@ Where the CPU has no bfloat16 arithmetic (x86 without AVX-512BW), oneDNN packs n
 row by row. There a bfloat16 model keeps its weights' values widened to float32 (`compute_dtype`): twice the bytes, and
 from 2 rows on several times as fast.
 
-[3072, 576] times 1 / 4 / 16 / 128 rows, microseconds, 2 threads of an AVX2 CPU, torch 2.13: float32 packed
-135 / 185 / 464 / 3,184, plain 229 / 470 / 717 / 4,388; bfloat16 plain 322 / 1,289 / 5,191 / 25,303.
-A number of rows not seen before costs about 0.5 ms once per weight shape (oneDNN generates code for it).
+[3072, 576] times 1 / 4 / 16 / 128 rows, microseconds, one thread of an AVX2 CPU (AMD EPYC, shared), torch 2.13, best of
+40 in turns: float32 packed 184 / 325 / 1,059 / 6,004, plain 173 / 462 / 1,135 / 5,853; bfloat16 widened and packed
+197 / 340 / 1,076 / 6,064, plain 366 / 1,428 / 5,814 / 45,706. So packing is nearly neutral for float32 there and what
+counts is the widening. A number of rows not seen before costs about 0.5 ms once per weight shape (oneDNN generates code
+for it).
 """
 
 from __future__ import annotations

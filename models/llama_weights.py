@@ -1,4 +1,4 @@
-"""A Llama's weights: which tensors a checkpoint must have, and how they are stacked as they come.
+"""A Llama's weights, and how they are stacked as they come out of a checkpoint.
 
 Each stack (query, key and value rows; gate and up rows) is filled in place and packed as soon as it is whole, so that
 beside the growing model there is never more than the stacks that are still open.
@@ -7,13 +7,15 @@ beside the growing model there is never more than the stacks that are still open
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..checkpoints.llama_weights import llama_weights as checkpoint_weights
 from ..checkpoints.shape import ModelShape
-from .linear import Linear, compute_dtype
+from .linear import Linear, can_pack, compute_dtype
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
@@ -53,34 +55,29 @@ class LlamaWeights(NamedTuple):
         return sum(part.nbytes if isinstance(part, Tensor) else part.num_bytes for part in parts)
 
 
-def layer_stacks(shape: ModelShape) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Field of `Layer` -> the tensors stacked in it, top to bottom: name within the layer -> shape."""
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    q_rows, kv_rows = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    return {
-        "input_norm": {"input_layernorm.weight": (hidden,)},
-        "qkv": {
-            "self_attn.q_proj.weight": (q_rows, hidden),
-            "self_attn.k_proj.weight": (kv_rows, hidden),
-            "self_attn.v_proj.weight": (kv_rows, hidden),
-        },
-        "output": {"self_attn.o_proj.weight": (hidden, q_rows)},
-        "mlp_norm": {"post_attention_layernorm.weight": (hidden,)},
-        "gate_up": {"mlp.gate_proj.weight": (inner, hidden), "mlp.up_proj.weight": (inner, hidden)},
-        "down": {"mlp.down_proj.weight": (hidden, inner)},
-    }
+LAYER_STACKS: dict[str, tuple[str, ...]] = {
+    "input_norm": ("input_layernorm.weight",),
+    "qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "output": ("self_attn.o_proj.weight",),
+    "mlp_norm": ("post_attention_layernorm.weight",),
+    "gate_up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "down": ("mlp.down_proj.weight",),
+}
+"""Field of `Layer` -> the tensors stacked in it, top to bottom, by their names within the layer."""
 
 
 def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Canonical name -> shape of every tensor of a Llama of `shape`; a tied head has none of its own."""
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (shape.vocab_size, shape.hidden_size)}
-    for layer in range(shape.num_layers):
-        for tensors in layer_stacks(shape).values():
-            shapes |= {f"model.layers.{layer}.{name}": size for name, size in tensors.items()}
-    shapes[FINAL_NORM] = (shape.hidden_size,)
-    if not shape.tie_word_embeddings:
-        shapes[HEAD] = (shape.vocab_size, shape.hidden_size)
-    return shapes
+    return {name: size for (_, name), size in checkpoint_weights(shape).items()}
+
+
+def planned_weight_bytes(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> int:
+    """`LlamaWeights.num_bytes` of a model that is not loaded yet."""
+    width = compute_dtype(dtype, device)
+    sizes = {name: prod(size) for name, size in tensor_shapes(shape).items()}
+    embedding = sizes.pop(EMBEDDING)
+    packed_head = embedding if shape.tie_word_embeddings and device.type == "cpu" and can_pack(width) else 0
+    return embedding * dtype.itemsize + (sum(sizes.values()) + packed_head) * width.itemsize
 
 
 def gather_weights(
@@ -135,17 +132,16 @@ class _Stack:
 
 def _stacks(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> dict[str, tuple[_Stack, int]]:
     """Canonical name -> the stack that the tensor goes to, and its first row there."""
-    placed: dict[str, tuple[_Stack, int]] = {}
-    of_layer = layer_stacks(shape)
+    sizes = tensor_shapes(shape)
+    members: dict[str, tuple[str, ...]] = {name: (name,) for name in (EMBEDDING, FINAL_NORM, HEAD) if name in sizes}
     for layer in range(shape.num_layers):
-        for field, tensors in of_layer.items():
-            num_rows = sum(size[0] for size in tensors.values())
-            row_shape = next(iter(tensors.values()))[1:]
-            stack, offset = _Stack(f"{layer}.{field}", (num_rows, *row_shape), dtype, device), 0
-            for name, size in tensors.items():
-                placed[f"model.layers.{layer}.{name}"] = (stack, offset)
-                offset += size[0]
-    for name, size in tensor_shapes(shape).items():
-        if name not in placed:
-            placed[name] = (_Stack(name, size, dtype, device), 0)
+        for field, names in LAYER_STACKS.items():
+            members[f"{layer}.{field}"] = tuple(f"model.layers.{layer}.{name}" for name in names)
+    placed: dict[str, tuple[_Stack, int]] = {}
+    for stack_name, names in members.items():
+        num_rows = sum(sizes[name][0] for name in names)
+        stack, offset = _Stack(stack_name, (num_rows, *sizes[names[0]][1:]), dtype, device), 0
+        for name in names:
+            placed[name] = (stack, offset)
+            offset += sizes[name][0]
     return placed

@@ -22,6 +22,11 @@ class ModelClass(Protocol):
         """Canonical name -> shape of every tensor that the model is made of."""
         ...
 
+    @staticmethod
+    def planned_bytes(shape: ModelShape, dtype: torch.dtype, device: torch.device, max_model_len: int) -> int:
+        """Bytes that the loaded model will hold on the device (its `num_weight_bytes`), for the memory ledger."""
+        ...
+
     @classmethod
     def from_pieces(
         cls,

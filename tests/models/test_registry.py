@@ -1,0 +1,26 @@
+"""What architectures there are."""
+
+from __future__ import annotations
+
+import pytest
+
+import callboard.checkpoints as checkpoints
+from callboard.errors import UnsupportedModel
+from callboard.models.llama import Llama
+from callboard.models.registry import MODELS, model_class
+
+
+def test_llama_is_known():
+    assert model_class("llama") is Llama
+
+
+def test_an_unknown_architecture_is_refused_with_the_list_of_those_supported():
+    with pytest.raises(UnsupportedModel, match=r"'mamba9' is not supported \(supported: llama\)"):
+        model_class("mamba9")
+
+
+def test_the_registry_has_what_checkpoints_lets_through():
+    supported = getattr(checkpoints, "SUPPORTED_ARCHITECTURES", None)
+    if supported is None:
+        pytest.skip("checkpoints lists no architectures yet")
+    assert tuple(MODELS) == tuple(supported)
