@@ -133,9 +133,8 @@ class FakeWorker:
         assert len(rows) == len(set(rows)) == len(runs) == len(samples) >= 1
         assert sum(counts) <= self.limits.max_num_batched_tokens
         assert all(1 <= count <= (self.limits.long_prefill_token_threshold or sum(counts)) for count in counts)
-        own = [
-            contents(self.rows[row].token_ids, self.admits[self.keys[run]].cache_salt) for row, run in zip(rows, runs)
-        ]
+        pairs = zip(rows, runs, strict=True)
+        own = [contents(self.rows[row].token_ids, self.admits[self.keys[run]].cache_salt) for row, run in pairs]
         writer: dict[int, int] = {}
         for index, (row, run, start, count) in enumerate(zip(rows, runs, starts, counts, strict=True)):
             batch_row = self.rows[row]
