@@ -26,13 +26,15 @@ def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
         share = max(1, plan.budget - (len(candidates) - index - 1))
         num_tokens = min(request.num_uncomputed_tokens, state.limits.max_chunk, share)
         num_places = blocks_for(request.num_computed_tokens + num_tokens, state.limits.block_size)
-        num_blocks = max(0, num_places - len(request.block_ids))
-        if make_room(state, request, num_blocks):
+        num_blocks = num_places - len(request.block_ids)
+        if num_blocks > 0:
+            if not make_room(state, request, num_blocks):
+                continue
             block_ids = state.pool.allocate(num_blocks)
             request.block_ids += block_ids
             plan.append_blocks(request, block_ids)
-            plan.schedule(request, num_tokens)
-            state.cache_full_blocks(request)
+        plan.schedule(request, num_tokens)
+        state.cache_full_blocks(request)
     return state.counters.num_preemptions > num_preemptions
 
 

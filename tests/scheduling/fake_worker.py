@@ -44,14 +44,15 @@ def make_limits(**changes: object) -> SchedulerLimits:
 
 def make_admit(request_id: str, prompt: list[int], **changes: object) -> Admit:
     """An Admit; sampling parameters among the changes go where they belong."""
-    sampling = {name: changes.pop(name) for name in ("max_tokens", "ignore_eos", "logprobs", "stop") if name in changes}
+    names = ("seed", "max_tokens", "ignore_eos", "logprobs", "stop")
+    sampling = {"seed": 1, "max_tokens": 10} | {name: changes.pop(name) for name in names if name in changes}
     fields: dict[str, object] = dict(
         request_id=request_id,
         choice=0,
         attempt=1,
         tokenizer="tokenizer",
         prompt_token_ids=prompt,
-        sampling=SamplingParams(seed=1, **({"max_tokens": 10} | sampling)),  # type: ignore[arg-type]
+        sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
         eos_token_ids=(EOS,),
         arrival_ns=0,
     )

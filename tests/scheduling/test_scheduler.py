@@ -11,6 +11,7 @@ from callboard.mailbox.messages.admission import Stop
 from callboard.mailbox.messages.requests import Abort, Usage
 from callboard.mailbox.messages.steps import StepPlan, StepResult
 from callboard.scheduling.events import Event, WorkerAttached, WorkerGone
+from callboard.scheduling.limits import max_plan_bytes
 from callboard.scheduling.request import RequestState
 from callboard.scheduling.scheduler import Scheduler
 from callboard.tests.scheduling.fake_worker import EOS, Engine, ints, make_admit, make_limits, next_token, truth
@@ -403,6 +404,17 @@ def test_a_takeover_sends_everything_again_to_the_new_tokenizer() -> None:
     assert message.token_ids == [engine.clients["a", 0].token_ids]
 
 
+def test_an_older_or_repeated_attempt_is_dropped() -> None:
+    engine = Engine(make_limits(pipeline_depth=1))
+    engine.admit(make_admit("a", [1], attempt=2, max_tokens=50, ignore_eos=True))
+    engine.run_step()
+    engine.pump(
+        make_admit("a", [1], attempt=1), make_admit("a", [1], attempt=2), Stop("a", 0, 1, 0), Abort("a", 1, "x")
+    )
+    engine.run()
+    engine.check_all_served()
+
+
 def test_the_same_events_give_the_same_bytes() -> None:
     def record() -> list[bytes]:
         engine = Engine(make_limits(num_blocks=9, block_size=4))
@@ -456,3 +468,16 @@ def test_an_integrity_check_repairs_and_counts_a_leak() -> None:
     assert engine.scheduler.check_integrity() == leaked
     assert engine.scheduler.statistics().num_leaks == 1
     assert engine.scheduler.statistics().num_free_blocks == 4
+
+
+def test_the_largest_plan_fits_the_bytes_that_the_limits_imply() -> None:
+    """Every row new, named as long as can be, with as many tokens as may travel; then every row gets a block."""
+    limits = make_limits(pipeline_depth=1, max_num_seqs=32, block_size=1, max_num_batched_tokens=320, max_model_len=64)
+    engine = Engine(limits)
+    names = [f"{index}".rjust(512, "x") for index in range(32)]
+    admits = [make_admit(name, [index % 8 + 1] * 40, choice=2**30, seed=2**64 - 1) for index, name in enumerate(names)]
+    engine.admit(*admits)
+    engine.run()  # Engine.pump compares each plan with max_plan_bytes
+    engine.check_all_served()
+    encoded = max(len(msgspec.msgpack.encode(plan)) for plan in engine.planned)
+    assert max_plan_bytes(limits) / 4 < encoded <= max_plan_bytes(limits), "a bound, and not a wild one"
