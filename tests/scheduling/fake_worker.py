@@ -134,6 +134,11 @@ class FakeWorker:
         assert len(rows) == len(set(rows)) == len(runs) == len(samples) >= 1
         assert sum(counts) <= self.limits.max_num_batched_tokens
         assert all(1 <= count <= (self.limits.long_prefill_token_threshold or sum(counts)) for count in counts)
+        if self.limits.max_num_batched_tokens >= self.limits.max_num_seqs:
+            for row in self.rows.keys() - set(rows):
+                admit = self.admits[self.keys[self.rows[row].run]]
+                most = len(admit.prompt_token_ids) + (admit.sampling.max_tokens or 0)
+                assert len(self.rows[row].token_ids) == min(most, self.limits.max_total_tokens), "a row starves"
         pairs = zip(rows, runs, strict=True)
         own = [contents(self.rows[row].token_ids, self.admits[self.keys[run]].cache_salt) for row, run in pairs]
         writer: dict[int, int] = {}

@@ -29,7 +29,7 @@ def long_admit(request_id: str, num_tokens: int, **changes: object) -> object:
 # Running and admission ------------------------------------------------------------------------------------------------
 
 
-def test_a_long_chunk_leaves_a_token_for_each_running_request_behind_it() -> None:
+def test_a_long_prompt_runs_beside_the_requests_behind_it() -> None:
     engine = Engine(make_limits(pipeline_depth=1, max_num_batched_tokens=8, long_prefill_token_threshold=6))
     engine.admit(long_admit("long", 40), make_admit("short", [2, 2], max_tokens=20, ignore_eos=True))
     for _ in range(3):
@@ -120,6 +120,28 @@ def test_the_last_admitted_is_preempted_and_nothing_is_admitted_in_that_step() -
     assert len(again[1].token_ids) // 4 > again[1].num_prompt_tokens, "every known token travels"
     order = [new.request_id for each in engine.planned for new in each.new_rows]
     assert order.index("third") > [at for at, name in enumerate(order) if name == "second"][1], "head of waiting"
+
+
+def test_a_preempted_request_comes_back_when_all_its_tokens_fit_and_not_chunk_by_chunk() -> None:
+    engine = Engine(make_limits(num_blocks=4, block_size=4, long_prefill_token_threshold=4, prefix_caching=False))
+    engine.admit(*(make_admit(f"r{n}", [n] * 7, max_tokens=6, ignore_eos=True) for n in (1, 2)))
+    engine.run()
+    engine.check_all_served()
+    assert engine.scheduler.statistics().num_preemptions == 1
+
+
+def test_nothing_is_admitted_in_a_step_that_preempts_though_it_would_fit() -> None:
+    """Two choices hold a block each of the same tokens; once one of them gives its own up, both fit by sharing."""
+    engine = Engine(make_limits(pipeline_depth=1, num_blocks=4, block_size=4))
+    admits = [make_admit("a", [1] * 8, choice=choice, max_tokens=4, ignore_eos=True) for choice in (0, 1)]
+    engine.admit(*admits)
+    (plan,) = engine.run_step()
+    assert ints(plan.removed_rows) == [1] and not plan.new_rows
+    (plan,) = engine.run_step()
+    assert [new.choice for new in plan.new_rows] == [1] and ints(plan.starts) == [9, 8]
+    engine.run()
+    engine.check_all_served()
+    assert engine.scheduler.statistics().num_preemptions == 1
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
