@@ -430,9 +430,8 @@ def test_an_older_or_repeated_attempt_is_dropped() -> None:
     engine = Engine(make_limits(pipeline_depth=1))
     engine.admit(make_admit("a", [1], attempt=2, max_tokens=50, ignore_eos=True))
     engine.run_step()
-    engine.pump(
-        make_admit("a", [1], attempt=1), make_admit("a", [1], attempt=2), Stop("a", 0, 1, 0), Abort("a", 1, "x")
-    )
+    engine.pump(make_admit("a", [1], attempt=2), make_admit("a", [1], attempt=1))
+    engine.pump(Stop("a", 0, 1, 0), Abort("a", 1, "client"))
     engine.run()
     engine.check_all_served()
 
