@@ -7,32 +7,34 @@ from ..kv_cache.prefix_cache import find_prefix
 from .fcfs import first_come
 from .plan_builder import PlanBuilder
 from .preemption import make_room
-from .request import Request
+from .request import Request, RequestState
 from .state import SchedulerState
 
 
 def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
-    """Give every running request what it needs, at least 1 token while the budget lasts; True if one was preempted.
+    """Give every running request what it needs while the budget lasts; True if one was preempted.
 
-    A long chunk leaves a token for each row behind it. A request that can be given nothing is skipped.
+    Each gets at least 1 token if there are no more rows than budget: what a request needs never grows from step to
+    step, but for one whose chunk the budget cut, and that is the last of the running. One that gets nothing is skipped.
     """
     num_preemptions = state.counters.num_preemptions
     candidates = [request for request in state.running.values() if request.can_be_planned]
-    for index, request in enumerate(candidates):
+    for request in candidates:
         if plan.budget == 0:
             break
         if request.run is None:
             continue  # preempted for one before it
-        share = max(1, plan.budget - (len(candidates) - index - 1))
-        num_tokens = min(request.num_uncomputed_tokens, state.limits.max_chunk, share)
+        num_tokens = min(request.num_uncomputed_tokens, state.limits.max_chunk, plan.budget)
         num_places = blocks_for(request.num_computed_tokens + num_tokens, state.limits.block_size)
-        num_blocks = max(0, num_places - len(request.block_ids))
-        if make_room(state, request, num_blocks):
+        num_blocks = num_places - len(request.block_ids)
+        if num_blocks > 0:
+            if not make_room(state, request, num_blocks):
+                continue
             block_ids = state.pool.allocate(num_blocks)
             request.block_ids += block_ids
             plan.append_blocks(request, block_ids)
-            plan.schedule(request, num_tokens)
-            state.cache_full_blocks(request)
+        plan.schedule(request, num_tokens)
+        state.cache_full_blocks(request)
     return state.counters.num_preemptions > num_preemptions
 
 
@@ -55,18 +57,22 @@ def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> None:
 def _allocate_first(state: SchedulerState, plan: PlanBuilder, request: Request) -> int:
     """Blocks for the cached prefix and the first chunk, whose length is returned.
 
-    0, and nothing is changed, if fewer blocks would stay free than the watermark asks for while something runs.
+    0, and nothing is changed, if fewer blocks would stay free than the watermark asks for while something runs. A
+    preempted request comes back only when all its tokens and the next fit, or it would soon be preempted again.
     """
     pool, limits = state.pool, state.limits
     cached = find_prefix(pool, request.block_keys, request.token_ids)
     num_cached = len(cached) * limits.block_size
     num_tokens = min(request.num_tokens - num_cached, limits.max_chunk, plan.budget)
-    num_blocks = blocks_for(num_cached + num_tokens, limits.block_size) - len(cached)
-    num_left = pool.num_free - sum(pool.is_free(block) for block in cached) - num_blocks
-    if num_left < (limits.watermark_blocks if state.running else 0):
+    num_blocks = blocks_for(num_cached + num_tokens, limits.block_size)
+    num_wanted = num_blocks
+    if request.state is RequestState.PREEMPTED:
+        num_wanted = min(blocks_for(request.num_tokens + 1, limits.block_size), limits.num_blocks)
+    num_free = pool.num_free - sum(pool.is_free(block) for block in cached)
+    if num_free - (num_wanted - len(cached)) < (limits.watermark_blocks if state.running else 0):
         return 0
     pool.share(cached)
-    request.block_ids = cached + pool.allocate(num_blocks)
+    request.block_ids = cached + pool.allocate(num_blocks - len(cached))
     request.num_computed_tokens = num_cached
     request.num_registered_blocks = len(cached)
     return num_tokens

@@ -52,7 +52,7 @@ def test_prefix_hit_exact_repeat_2000() -> None:
 
 
 def test_the_hit_ends_at_the_first_block_that_is_not_there() -> None:
-    tokens = SHARED[:40] + [7] + SHARED[41:100]
+    tokens = [*SHARED[:40], 7, *SHARED[41:100]]
     assert num_hit(filled(100), tokens) == 2
 
 

@@ -44,14 +44,15 @@ def make_limits(**changes: object) -> SchedulerLimits:
 
 def make_admit(request_id: str, prompt: list[int], **changes: object) -> Admit:
     """An Admit; sampling parameters among the changes go where they belong."""
-    sampling = {name: changes.pop(name) for name in ("max_tokens", "ignore_eos", "logprobs", "stop") if name in changes}
+    names = ("seed", "max_tokens", "ignore_eos", "logprobs", "stop")
+    sampling = {"seed": 1, "max_tokens": 10} | {name: changes.pop(name) for name in names if name in changes}
     fields: dict[str, object] = dict(
         request_id=request_id,
         choice=0,
         attempt=1,
         tokenizer="tokenizer",
         prompt_token_ids=prompt,
-        sampling=SamplingParams(seed=1, **({"max_tokens": 10} | sampling)),  # type: ignore[arg-type]
+        sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
         eos_token_ids=(EOS,),
         arrival_ns=0,
     )
@@ -133,9 +134,13 @@ class FakeWorker:
         assert len(rows) == len(set(rows)) == len(runs) == len(samples) >= 1
         assert sum(counts) <= self.limits.max_num_batched_tokens
         assert all(1 <= count <= (self.limits.long_prefill_token_threshold or sum(counts)) for count in counts)
-        own = [
-            contents(self.rows[row].token_ids, self.admits[self.keys[run]].cache_salt) for row, run in zip(rows, runs)
-        ]
+        if self.limits.max_num_batched_tokens >= self.limits.max_num_seqs:
+            for row in self.rows.keys() - set(rows):
+                admit = self.admits[self.keys[self.rows[row].run]]
+                most = len(admit.prompt_token_ids) + (admit.sampling.max_tokens or 0)
+                assert len(self.rows[row].token_ids) == min(most, self.limits.max_total_tokens), "a row starves"
+        pairs = zip(rows, runs, strict=True)
+        own = [contents(self.rows[row].token_ids, self.admits[self.keys[run]].cache_salt) for row, run in pairs]
         writer: dict[int, int] = {}
         for index, (row, run, start, count) in enumerate(zip(rows, runs, starts, counts, strict=True)):
             batch_row = self.rows[row]

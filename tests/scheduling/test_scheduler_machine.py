@@ -127,7 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             client.token_ids = []
         newer = Admit(**{name: getattr(old, name) for name in old.__struct_fields__} | {"attempt": client.attempt})
         self.engine.pump(newer)
-        self.engine.pump(old, newer)
+        self.engine.pump(newer, old)
 
     @precondition(lambda self: self.engine.worker is not None)
     @rule()
