@@ -13,52 +13,58 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_NUM_CANDIDATES = 256
-"""Sorted at first; a row whose top_p border lies further down is sorted in full."""
+_CANDIDATES = (256, 4096)
+"""So many of the most likely tokens are sorted at first, then more; a row whose top_p border lies further down is
+sorted in full."""
 
 
 def kept_thresholds(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """logits: float32 [r, vocab], the row's maximum is 0; top_k: int64 [r], 0 keeps all; top_p, min_p: float32 [r].
     Returns float32 [r]: keep logits >= threshold. -inf where nothing is filtered."""
-    vocab_size = logits.shape[1]
     thresholds = torch.log(min_p)
-    top_k = torch.where((top_k <= 0) | (top_k > vocab_size), 0, top_k)
-    max_k = int(top_k.max())
-    has_top_p = top_p < 1.0
-    if max_k == 0 and not bool(has_top_p.any()):
-        return thresholds
-    num_candidates = min(vocab_size, max(max_k, _NUM_CANDIDATES if bool(has_top_p.any()) else 1))
-    candidates, ids = logits.topk(num_candidates, dim=1)
-    kth = candidates.gather(1, (top_k - 1).clamp_(min=0)[:, None])[:, 0]
-    thresholds = torch.where(top_k > 0, torch.maximum(thresholds, kth), thresholds)
-    nucleus = has_top_p.nonzero()[:, 0]
+    limited = ((top_k > 0) & (top_k < logits.shape[1])).nonzero()[:, 0]
+    if limited.numel():
+        kth = _kth_largest(take(logits, limited), top_k[limited])
+        thresholds[limited] = torch.maximum(thresholds[limited], kth)
+    nucleus = (top_p < 1.0).nonzero()[:, 0]
     if nucleus.numel():
-        border = _top_p_borders(logits, candidates, ids, thresholds, top_p, nucleus)
-        thresholds = thresholds.index_copy(0, nucleus, torch.maximum(thresholds[nucleus], border))
+        border = _top_p_borders(take(logits, nucleus), thresholds[nucleus], top_p[nucleus])
+        thresholds[nucleus] = torch.maximum(thresholds[nucleus], border)
     return thresholds
 
 
-def _top_p_borders(
-    logits: Tensor, candidates: Tensor, ids: Tensor, thresholds: Tensor, top_p: Tensor, rows: Tensor
-) -> Tensor:
-    """The logit of the last token of each nucleus, float32 [len(rows)]; candidates, ids: logits sorted, [r, c]."""
-    logits, top_p = logits[rows], top_p[rows].double()
-    filtered = logits.masked_fill(logits < thresholds[rows][:, None], -torch.inf)
-    probabilities = torch.softmax(filtered, dim=1)
-    candidates = candidates[rows]
-    border, is_reached = _crossing(candidates, probabilities.gather(1, ids[rows]), top_p)
-    missing = (~is_reached).nonzero()[:, 0]
-    if missing.numel() and candidates.shape[1] < logits.shape[1]:
-        everything, order = filtered[missing].sort(dim=1, descending=True)
-        found, _ = _crossing(everything, probabilities[missing].gather(1, order), top_p[missing])
-        border = border.index_copy(0, missing, found)
-    return border
+def take(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows] for increasing, distinct rows: not a copy where they are all of them."""
+    return x if rows.numel() == x.shape[0] else x[rows]
+
+
+def _kth_largest(logits: Tensor, top_k: Tensor) -> Tensor:
+    """float32 [r]; 1 <= top_k <= vocab."""
+    largest = logits.topk(int(top_k.max()), dim=1).values
+    return largest.gather(1, (top_k - 1)[:, None])[:, 0]
+
+
+def _top_p_borders(logits: Tensor, thresholds: Tensor, top_p: Tensor) -> Tensor:
+    """The logit of the last token of each nucleus among the logits >= threshold, float32 [r]."""
+    if bool((thresholds > -torch.inf).any()):
+        logits = torch.where(logits >= thresholds[:, None], logits, -torch.inf)
+    probabilities = torch.softmax(logits, dim=1)
+    vocab_size = logits.shape[1]
+    borders, pending = torch.empty_like(thresholds), torch.arange(logits.shape[0], device=logits.device)
+    for num_candidates in (*(size for size in _CANDIDATES if size < vocab_size), vocab_size):
+        candidates, ids = take(logits, pending).topk(num_candidates, dim=1)
+        found, is_reached = _crossing(candidates, take(probabilities, pending).gather(1, ids), top_p[pending])
+        borders[pending] = found
+        pending = pending[~is_reached]
+        if not pending.numel():
+            break
+    return borders
 
 
 def _crossing(candidates: Tensor, probabilities: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
     """(logit of the first candidate with which the sum reaches top_p, -inf if there is none; whether there is one),
     both [r]. Rounding may keep the sum of all tokens below top_p: then nothing is cut."""
-    reached = probabilities.double().cumsum(1) >= top_p[:, None]
+    reached = probabilities.double().cumsum(1) >= top_p.double()[:, None]
     first = reached.to(torch.uint8).argmax(1)
     is_reached = reached.any(1)
     border = candidates.gather(1, first[:, None])[:, 0]

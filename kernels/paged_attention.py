@@ -22,6 +22,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+with warnings.catch_warnings():
+    # Once a process torch says that sparse tensors are in beta; let it be here, where no step runs yet, and unheard.
+    warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
+    torch.sparse_csr_tensor(
+        torch.zeros(1, dtype=torch.int32),
+        torch.empty(0, dtype=torch.int32),
+        torch.empty(0),
+        size=(0, 1),
+        check_invariants=False,
+    )
+
 
 def attend_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q: [b, l, num_heads, head_dim]; k, v: [b, l, kv_heads, head_dim]; token i sees the tokens up to i of its row.
@@ -73,15 +84,13 @@ class SlotIndex:
         """[b * num_heads * t]: index into the cache seen as [num_slots * kv_heads, head_dim]."""
         bounds = torch.arange(0, b * num_heads * t + 1, t, dtype=dtype)
         self.offsets = bounds[:-1]
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
-            self.pattern = torch.sparse_csr_tensor(
-                bounds,
-                self.vectors,
-                torch.zeros(b * num_heads * t),
-                size=(b * num_heads, num_slots * kv_heads),
-                check_invariants=False,
-            )
+        self.pattern = torch.sparse_csr_tensor(
+            bounds,
+            self.vectors,
+            torch.zeros(b * num_heads * t),
+            size=(b * num_heads, num_slots * kv_heads),
+            check_invariants=False,
+        )
 
 
 def attend_indexed(q: Tensor, key_cache: Tensor, value_cache: Tensor, index: SlotIndex) -> Tensor:

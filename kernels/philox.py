@@ -21,38 +21,54 @@ _MASK = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
+_CACHED_COUNTERS = 1 << 14
+"""Counters handled at once on a CPU: the words of so many, 128 KiB each, stay in its second-level cache."""
 
 
 def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Four words from four counter words and two key words: int64 tensors in [0, 2^32) that broadcast together."""
+    """Four words from four counter words and two key words: int64 tensors in [0, 2^32) that broadcast together.
+    The results may be of smaller shapes that broadcast, never of the arguments' memory."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
         # In the first rounds most of these are one number a row; they grow to the full shape only where they must.
+        # c1 and c3 keep the high half of their product: one mask after the exclusive-or takes out all high halves.
         p0, p1 = c0 * _M0, c2 * _M1
-        c0 = ((p1 >> 32) & _MASK) ^ (c1 ^ k0)
-        c2 = ((p0 >> 32) & _MASK) ^ (c3 ^ k1)
-        c1, c3 = p1 & _MASK, p0 & _MASK
+        c0, c2 = _mix(p1, c1, k0), _mix(p0, c3, k1)
+        c1, c3 = p1, p0
         k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
-    return c0, c1, c2, c3
+    return c0, c1.bitwise_and_(_MASK), c2, c3.bitwise_and_(_MASK)
 
 
-def gumbel(words: Tensor) -> Tensor:
-    """int64 words in [0, 2^32) -> float32 noise of the same shape."""
-    # The sum is exact in float64, so the one rounding is that of u to float32.
-    u = words.to(torch.float64).add_(0.5).mul_(2.0**-32).to(torch.float32)
-    return u.neg_().log1p_().neg_().log_().neg_().clamp_(min=NOISE_FLOOR)
+def _mix(product: Tensor, word: Tensor, key: Tensor) -> Tensor:
+    """(high half of product) xor word xor key, in [0, 2^32)."""
+    high = product >> 32
+    # In place where the shape allows: memory traffic is what this function costs.
+    mixed = high.bitwise_xor_(word) if high.shape == torch.broadcast_shapes(high.shape, word.shape) else high ^ word
+    return mixed.bitwise_xor_(key).bitwise_and_(_MASK)
+
+
+def gumbel(words: tuple[Tensor, ...]) -> Tensor:
+    """Words, int64 [...] each in [0, 2^32) -> float32 noise [..., number of words]. The words are overwritten."""
+    noise = torch.empty((*words[0].shape, len(words)), dtype=torch.float32, device=words[0].device)
+    for i, word in enumerate(words):
+        noise[..., i] = word.mul_(2).add_(1)  # exact, so the one rounding is that to float32
+    return noise.mul_(-(2.0**-33)).log1p_().neg_().log_().neg_().clamp_(min=NOISE_FLOOR)
 
 
 def gumbel_rows(seeds: Tensor, indexes: Tensor, choices: Tensor, vocab_size: int) -> Tensor:
     """Noise of every token. seeds: int64 [r] (the bits of the 64-bit seed); indexes (of the output token), choices:
     int64 [r]. Returns float32 [r, vocab_size]."""
-    counter0 = torch.arange((vocab_size + 3) // 4, dtype=torch.int64, device=seeds.device)[None, :]
-    words = philox4x32(
-        (counter0, indexes[:, None], choices[:, None], torch.zeros_like(choices)[:, None]),
-        ((seeds & _MASK)[:, None], ((seeds >> 32) & _MASK)[:, None]),
-    )
-    return gumbel(torch.stack(words, dim=-1).view(seeds.shape[0], -1)[:, :vocab_size])
+    num_rows, num_counters = seeds.shape[0], (vocab_size + 3) // 4
+    noise = torch.empty((num_rows, num_counters, 4), dtype=torch.float32, device=seeds.device)
+    counters = torch.arange(num_counters, dtype=torch.int64, device=seeds.device)
+    zero = torch.zeros_like(choices)[:, None]
+    key = ((seeds & _MASK)[:, None], ((seeds >> 32) & _MASK)[:, None])
+    at_once = num_counters if seeds.is_cuda else max(_CACHED_COUNTERS // num_rows, 1)
+    for start in range(0, num_counters, at_once):
+        counter = (counters[None, start : start + at_once], indexes[:, None], choices[:, None], zero)
+        noise[:, start : start + at_once] = gumbel(philox4x32(counter, key))
+    return noise.view(num_rows, -1)[:, :vocab_size]
 
 
 def gumbel_tokens(seeds: Tensor, indexes: Tensor, choices: Tensor, token_ids: Tensor) -> Tensor:
@@ -60,4 +76,4 @@ def gumbel_tokens(seeds: Tensor, indexes: Tensor, choices: Tensor, token_ids: Te
     words = philox4x32(
         (token_ids // 4, indexes, choices, torch.zeros_like(choices)), (seeds & _MASK, (seeds >> 32) & _MASK)
     )
-    return gumbel(torch.stack(words, dim=-1).gather(-1, (token_ids % 4)[:, None])[:, 0])
+    return gumbel((torch.stack(words).gather(0, (token_ids % 4)[None])[0],))[:, 0]

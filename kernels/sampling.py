@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from .filters import kept_thresholds
+from .filters import kept_thresholds, take
 from .philox import gumbel_rows, gumbel_tokens
 
 _MIN_TEMPERATURE = 1e-37
@@ -47,15 +47,18 @@ class SamplingBatch:
 
 def sample(logits: Tensor, batch: SamplingBatch | None) -> Tensor:
     """logits: float32 [k, vocab]; batch None: every row is greedy. Returns int64 [k] token ids."""
-    token_ids = logits.argmax(dim=1)
     if batch is None:
-        return token_ids
-    rows = (batch.temperature > 0).nonzero()[:, 0]
-    if not rows.numel():
-        return token_ids
-    chosen = batch.take(rows)
-    processed = process_temperature(logits[rows], chosen.temperature)
-    return token_ids.index_copy(0, rows, _sample_processed(processed, chosen))
+        return logits.argmax(dim=1)
+    is_greedy = batch.temperature == 0
+    greedy, rows = is_greedy.nonzero()[:, 0], (~is_greedy).nonzero()[:, 0]
+    token_ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    if greedy.numel():
+        token_ids[greedy] = take(logits, greedy).argmax(dim=1)
+    if rows.numel():
+        chosen = batch.take(rows)
+        processed = process_temperature(take(logits, rows), chosen.temperature)
+        token_ids[rows] = _sample_processed(processed, chosen)
+    return token_ids
 
 
 def process_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -75,9 +78,9 @@ def _sample_processed(logits: Tensor, batch: SamplingBatch) -> Tensor:
         noise = gumbel_rows(
             batch.seeds[unfiltered], batch.indexes[unfiltered], batch.choices[unfiltered], logits.shape[1]
         )
-        token_ids[unfiltered] = noise.add_(logits[unfiltered]).argmax(dim=1)
+        token_ids[unfiltered] = noise.add_(take(logits, unfiltered)).argmax(dim=1)
     if filtered.numel():
-        token_ids[filtered] = _sample_filtered(logits[filtered], filtered, batch)
+        token_ids[filtered] = _sample_filtered(take(logits, filtered), filtered, batch)
     return token_ids
 
 
