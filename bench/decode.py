@@ -13,23 +13,54 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..checkpoints import resolve_checkpoint
+from ..checkpoints import read_shape, resolve_checkpoint
+from ..models.gguf_loader import open_gguf
 from .load import run_load
 from .machine import describe_machine
 from .overlap import DEMO_MODEL
 from .server_process import ServerProcess
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def transformers_model(path: str, dtype_name: str) -> PreTrainedModel:
+    """The same weights in transformers' LlamaForCausalLM, on the CPU."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = read_shape(resolve_checkpoint(path))
+    config = LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.max_position,
+        rms_norm_eps=shape.rms_norm_eps,
+        rope_theta=shape.rope_theta,
+        tie_word_embeddings=shape.tie_word_embeddings,
+    )
+    dtype = getattr(torch, dtype_name)
+    model = LlamaForCausalLM(config).to(dtype)
+    weights = {
+        name: torch.cat([rows for _, rows in tensor.pieces()]).to(dtype) for name, tensor in open_gguf(path, shape).items()
+    }
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    model.tie_weights()
+    return model.train(False)
+
 
 def transformers_tpot_s(path: str, dtype_name: str) -> Callable[[int, int], float]:
     """Load MODEL once; the returned function runs one greedy generation of (input, output) tokens and gives its TPOT."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    file = Path(path)
-    model = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=getattr(torch, dtype_name))
-    model.train(False)
+    model = transformers_model(path, dtype_name)
     model.generation_config.eos_token_id = None
 
     class Clock:
