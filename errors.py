@@ -1,27 +1,27 @@
 """The error tree.
 
-    CallboardError
-    ├── RequestError          answers one request (HTTP status and OpenAI error body); the actor lives on
-    │   ├── InvalidRequest    400: the request is wrong; the sentence names the field and the limit
-    │   ├── NotSupportedYet   400: a feature that this version does not have
-    │   ├── UnknownModel      404
-    │   ├── Overloaded        429 with Retry-After: no room, told at once
-    │   ├── Unavailable       503: draining, or a worker is down and the queue is full
-    │   └── EngineFailure     500: the engine could not finish an accepted request
-    ├── ActorFault            the actor dies and the supervisor acts
-    │   ├── PeerDied          (rank, pid, status)
-    │   ├── SlowPeer          (rank, behind, seconds, phase)
-    │   ├── MessageTooLarge   larger than the slot or the limit that the topology fixed
-    │   ├── StaleEpoch        a record or handle of an earlier life of the board
-    │   ├── ProtocolViolation a gap, a broken header, a message of an unknown kind
-    │   └── EndOfStream       the writer closed the board on purpose
-    ├── StartFailed           a start that failed: phase, cause, advice; printed on one screen, exit code 1
-    │   └── ConfigError       a bad value in the topology, on the command line, or in a model's files
-    │       ├── ModelNotFound
-    │       ├── UnsupportedModel
-    │       ├── CorruptCheckpoint
-    │       └── NotEnoughMemory
-    └── WouldBlock            a `*_nowait` call that would have had to wait
+CallboardError
+├── RequestError          answers one request (HTTP status and OpenAI error body); the actor lives on
+│   ├── InvalidRequest    400: the request is wrong; the sentence names the field and the limit
+│   ├── NotSupportedYet   400: a feature that this version does not have
+│   ├── UnknownModel      404
+│   ├── Overloaded        429 with Retry-After: no room, told at once
+│   ├── Unavailable       503: draining, or a worker is down and the queue is full
+│   └── EngineFailure     500: the engine could not finish an accepted request
+├── ActorFault            the actor dies and the supervisor acts
+│   ├── PeerDied          (rank, pid, status)
+│   ├── SlowPeer          (rank, behind, seconds, phase)
+│   ├── MessageTooLarge   larger than the slot or the limit that the topology fixed
+│   ├── StaleEpoch        a record or handle of an earlier life of the board
+│   ├── ProtocolViolation a gap, a broken header, a message of an unknown kind
+│   └── EndOfStream       the writer closed the board on purpose
+├── StartFailed           a start that failed: phase, cause, advice; printed on one screen, exit code 1
+│   └── ConfigError       a bad value in the topology, on the command line, or in a model's files
+│       ├── ModelNotFound
+│       ├── UnsupportedModel
+│       ├── CorruptCheckpoint
+│       └── NotEnoughMemory
+└── WouldBlock            a `*_nowait` call that would have had to wait
 """
 
 from __future__ import annotations

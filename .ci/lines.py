@@ -17,7 +17,9 @@ for name in files:
     num_lines = len((root / name).read_text().splitlines())
     counts[name.split("/")[0] if "/" in name else "."] += num_lines
     if num_lines > LIMIT and name not in ALLOWED:
-        long.append(f"{name}: {num_lines} lines, the limit is {LIMIT}; split it, or list it in .ci/lines.py with a reason")
+        long.append(
+            f"{name}: {num_lines} lines, the limit is {LIMIT}; split it, or list it in .ci/lines.py with a reason"
+        )
 for folder, num_lines in sorted(counts.items()):
     print(f"{num_lines:6,} {folder}")
 print(f"{sum(counts.values()):6,} in all")

@@ -7,11 +7,24 @@ import sys
 from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
-tracked = subprocess.run(["git", "ls-files", "*.py"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
+tracked = subprocess.run(
+    ["git", "ls-files", "*.py"], cwd=root, capture_output=True, text=True, check=True
+).stdout.split()
 outside = ("tests/", ".ci/", "examples/", "docs/")
 expected = sum(not name.startswith(outside) for name in tracked)
 run = subprocess.run(
-    [sys.executable, "-P", "-m", "mypy", "--strict", "--explicit-package-bases", "-p", "callboard", "--exclude", "/tests/"],
+    [
+        sys.executable,
+        "-P",
+        "-m",
+        "mypy",
+        "--strict",
+        "--explicit-package-bases",
+        "-p",
+        "callboard",
+        "--exclude",
+        "/tests/",
+    ],
     cwd=root,
     env={**os.environ, "MYPYPATH": ".types"},
     capture_output=True,

@@ -12,13 +12,13 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 
 class Actor(Protocol[M]):
-    """Owns its state; the loop calls `handle` and `flush` from one task, so neither needs a lock."""
+    """Owns its state. The loop calls `handle` and `flush` from one task, so neither needs a lock."""
 
     name: str
     inbox: Inbox[M]
 
     def handle(self, message: M) -> None:
-        """Take one message. Never waits. An exception here is an ActorFault: the process ends and the supervisor acts."""
+        """Take one message; never waits. An exception ends the process, and the supervisor acts."""
         ...
 
     def flush(self) -> None:

@@ -22,7 +22,7 @@ from .scheduler import SchedulerActor
 from .sender import Sender
 
 if TYPE_CHECKING:
-    from .tokenizer import TokenizerActor, TokenizerInbound
+    from .tokenizer import TokenizerActor
     from .worker import WorkerActor
 
 M = TypeVar("M")
@@ -33,7 +33,7 @@ _HUNG_AFTER_S = 60.0
 
 
 class Cast:
-    """Builds in dependency order: mailboxes, then actors; the tokenizer's vocabulary and the model load side by side."""
+    """Builds in dependency order: mailboxes, then actors; vocabulary and model load side by side."""
 
     def __init__(self, start: Start, fds: dict[str, int]) -> None:
         self.process = start.process
@@ -59,7 +59,9 @@ class Cast:
     async def start(self) -> None:
         """Build all actors; returns when each can serve. Raises StartFailed with the phase and the cause."""
         self._make_inboxes()
-        local = {kind: [a for a in self._start.actors if kind_of(a) == kind] for kind in map(kind_of, self._start.actors)}
+        local = {
+            kind: [a for a in self._start.actors if kind_of(a) == kind] for kind in map(kind_of, self._start.actors)
+        }
         for name in local.get("scheduler", ()):
             self._make_scheduler(name)
         await asyncio.gather(

@@ -56,7 +56,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def run_child(control_fd: int, parent_pid: int, serve_http: ServeHttp | None) -> int:
-    """Run this process until it is shut down; returns its exit status. `serve_http` is for processes with a frontend."""
+    """Run this process until it is shut down; returns its exit status. `serve_http`: for a process with a frontend."""
     die_with_parent(parent_pid)
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or service manager may signal the whole group:
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides, and ends its children itself

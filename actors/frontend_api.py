@@ -1,4 +1,4 @@
-"""What the HTTP server and the in-process client see of a frontend actor: a protocol, so that each is tested without the other."""
+"""What the HTTP server sees of a frontend actor: a protocol, so that each is tested without the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a topology to everything a start needs: files found, shape read, limits checked, memory planned. No torch, no process yet."""
+"""From a topology to all that a start needs: files found, shape read, limits checked, memory planned. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler actor: a thin shell that feeds `Scheduler.step` with messages and results, and publishes what it plans."""
+"""The scheduler actor: a thin shell that feeds `Scheduler.step` with messages and results and publishes its plans."""
 
 from __future__ import annotations
 

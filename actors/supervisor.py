@@ -38,7 +38,10 @@ class Supervisor:
         child_command: Sequence[str],
         on_loading: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`child_command` starts a child; ` --control-fd N --parent-pid P` is appended. `on_loading(done, total)`: bytes of weights."""
+        """`child_command` starts a child; ` --control-fd N --parent-pid P` is appended.
+
+        `on_loading(done, total)`: bytes of weights.
+        """
         self._launch = launch
         self._command = tuple(child_command)
         self._on_loading = on_loading
@@ -70,7 +73,10 @@ class Supervisor:
     # Start
 
     async def start(self) -> None:
-        """Start all processes side by side; returns when requests are served. Raises StartFailed; then nothing is left running."""
+        """Start all processes side by side; returns when requests are served.
+
+        Raises StartFailed; then nothing is left running.
+        """
         try:
             self.url = self._wiring.bind()
             self._new_boards()
@@ -84,7 +90,7 @@ class Supervisor:
             raise
 
     def _new_boards(self) -> None:
-        """New boards for a new epoch; the old ones' descriptors are closed here, their memory goes with the last user."""
+        """New boards for a new epoch; the old ones' memory goes with its last user."""
         close_board(self._board_fds)
         self._epoch += 1
         self._layouts = plan_boards(self._launch.topology, self._launch.max_model_len, self._epoch)
@@ -149,7 +155,8 @@ class Supervisor:
             raise StartFailed(f"{failed.actor}: {failed.cause}", advice=failed.advice, phase=failed.phase)
         phases = [self._page.line(self._all_actors.index(a)).phase.name.lower() for a in self._actors[child.name]]
         raise StartFailed(
-            f"process {child.name} (pid {child.pid}) ended with {child.describe_status()} while it was {', '.join(phases)}",
+            f"process {child.name} (pid {child.pid}) ended with {child.describe_status()} "
+            f"while it was {', '.join(phases)}",
             advice="look at its last lines above; a SIGKILL that nobody sent is often the kernel out of memory",
         )
 
@@ -202,7 +209,9 @@ class Supervisor:
         self._changed.set()
         if not self._is_serving or self._is_stopping:
             return
-        log_event("process.died", process=child.name, pid=child.pid, status=child.describe_status(), cause=child.cause())
+        log_event(
+            "process.died", process=child.name, pid=child.pid, status=child.describe_status(), cause=child.cause()
+        )
         if child.name == self._worker_process != self._scheduler_process:
             self._restart_worker(child)
         else:

@@ -1,4 +1,4 @@
-"""What the tokenizer actor keeps for one request: its text so far, and where it ends. Plain values in, plain values out."""
+"""What the tokenizer actor keeps for one request: its text so far, and where it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer actor: prompts to ids on the way in; ids to text, stop strings and the one terminal event on the way out."""
+"""The tokenizer actor: prompts to ids on the way in; ids to text and the one terminal event on the way out."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from ..mailbox import bind_listener
 from ..mailbox.messages.control import Link
 from ..topology import Topology, expand_actors, kind_of, mailbox_links
 
+
 class Wiring:
     """Owns the listening sockets for the life of the engine; the run directory exists only if a link needs it."""
 
@@ -47,7 +48,7 @@ class Wiring:
         return tuple(link for link in self._links if process in (ends[link.sender], ends[link.receiver]))
 
     def descriptors_of(self, process: str) -> dict[str, int]:
-        """Descriptors for a process by name: a listener for each link that it receives, one HTTP listener a frontend."""
+        """Descriptors for a process by name: a listener a link that it receives, the HTTP listener a frontend."""
         fds = {
             f"link.{link.sender}.{link.receiver}": self._listeners[f"link.{link.sender}.{link.receiver}"].fileno()
             for link in self._links
@@ -84,7 +85,9 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         advice = "choose another with --port, or --port 0 for a free one" if error.errno == errno.EADDRINUSE else ""
-        raise ConfigError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}", advice=advice, phase="network") from None
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}", advice=advice, phase="network"
+        ) from None
     return sock
 
 

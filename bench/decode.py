@@ -1,4 +1,4 @@
-"""TPOT of one stream through the whole engine against `transformers` generate on the same weights, in alternating pairs.
+"""TPOT of one stream through the whole engine against `transformers` on the same weights, in alternating pairs.
 
     python -m callboard.bench.decode [MODEL.gguf] [--dtype float32 bfloat16] [--pairs 5] [--input 128] [--output 64]
 
@@ -48,7 +48,8 @@ def transformers_model(path: str, dtype_name: str) -> PreTrainedModel:
     dtype = getattr(torch, dtype_name)
     model = LlamaForCausalLM(config).to(dtype)
     weights = {
-        name: torch.cat([rows for _, rows in tensor.pieces()]).to(dtype) for name, tensor in open_gguf(path, shape).items()
+        name: torch.cat([rows for _, rows in tensor.pieces()]).to(dtype)
+        for name, tensor in open_gguf(path, shape).items()
     }
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
@@ -57,7 +58,7 @@ def transformers_model(path: str, dtype_name: str) -> PreTrainedModel:
 
 
 def transformers_tpot_s(path: str, dtype_name: str) -> Callable[[int, int], float]:
-    """Load MODEL once; the returned function runs one greedy generation of (input, output) tokens and gives its TPOT."""
+    """Load once; the returned function generates greedily (input, output) tokens and gives the TPOT."""
     import torch
 
     model = transformers_model(path, dtype_name)

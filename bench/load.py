@@ -1,4 +1,4 @@
-"""A closed-loop load generator: so many streams at once, each a prompt of random token ids and a forced output length."""
+"""A closed-loop load generator: so many streams at once, prompts of random token ids, forced output length."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ async def run_load(
         sent = time.perf_counter() - begun
         first = last = 0.0
         num_tokens = 0
-        async for delta in client.complete(prompt, max_tokens=output_len, temperature=0, ignore_eos=True, return_token_ids=True):
+        async for delta in client.complete(
+            prompt, max_tokens=output_len, temperature=0, ignore_eos=True, return_token_ids=True
+        ):
             last = time.perf_counter() - begun
             if delta.token_ids and not num_tokens:
                 first = last

@@ -61,7 +61,10 @@ def main() -> None:
     print(describe_machine())
     for depth in args.depth:
         overlapped, steady = measure(args.model, depth, args.streams, args.tokens)
-        print(f"depth {depth}: {overlapped} of {steady} steady steps overlapped ({overlapped / max(steady, 1):.1%})", flush=True)
+        print(
+            f"depth {depth}: {overlapped} of {steady} steady steps overlapped ({overlapped / max(steady, 1):.1%})",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -103,7 +103,9 @@ def difference(reference: Reference, answer: Answer) -> str | None:
     return None
 
 
-async def compare(url: str, references: Sequence[Reference], *, is_one_by_one: bool = False) -> tuple[list[str], list[Answer]]:
+async def compare(
+    url: str, references: Sequence[Reference], *, is_one_by_one: bool = False
+) -> tuple[list[str], list[Answer]]:
     """(differences, answers in the order of `references`)."""
     limit = asyncio.Semaphore(1 if is_one_by_one else len(references))
     timeout = aiohttp.ClientTimeout(total=None)

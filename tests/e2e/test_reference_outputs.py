@@ -48,7 +48,9 @@ def default_server(smollm2_gguf: Path) -> Iterator[ServerProcess]:
 def test_all_at_once_cold_then_one_by_one_with_the_prefix_cache_warm(default_server: ServerProcess) -> None:
     check(default_server)
     cached = check(default_server, is_one_by_one=True)
-    assert cached == [(len(r.prompt_ids) - 1) // 16 * 16 for r in REFERENCES], "an exact repeat hits all but the last token's block"
+    assert cached == [(len(r.prompt_ids) - 1) // 16 * 16 for r in REFERENCES], (
+        "an exact repeat hits all but the last token's block"
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,11 @@ def run_with_a_kill(server: ServerProcess) -> list[str]:
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("chunk", "depth", "is_small", "topology", "is_cached"),
-    list(itertools.product((64, 2048), (1, 2, 3), (False, True), ("one_process.toml", "control_worker.toml"), (False, True))),
+    list(
+        itertools.product(
+            (64, 2048), (1, 2, 3), (False, True), ("one_process.toml", "control_worker.toml"), (False, True)
+        )
+    ),
 )
 def test_full_product(
     smollm2_gguf: Path, chunk: int, depth: int, is_small: bool, topology: str, is_cached: bool
