@@ -17,8 +17,10 @@ from callboard.mailbox.messages.requests import Finish
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.messages.steps import StepPlan, StepResult
 from callboard.scheduling.events import Event, WorkerAttached, WorkerGone
-from callboard.scheduling.limits import SchedulerLimits, max_plan_bytes
+from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.scheduler import Scheduler
+from callboard.topology.boards import plan_bytes
+from callboard.topology.schema import KVCacheSection, ModelSection, SchedulerSection, Topology
 
 EOS = 0
 VOCAB = 9
@@ -40,6 +42,20 @@ def make_limits(**changes: object) -> SchedulerLimits:
         max_model_len=16_000,
     )
     return SchedulerLimits(**(fields | changes))  # type: ignore[arg-type]
+
+
+def board_bytes(limits: SchedulerLimits) -> int:
+    """What a slot of the call board holds for these limits."""
+    topology = Topology(
+        model=ModelSection("any"),
+        scheduler=SchedulerSection(
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            pipeline_depth=limits.pipeline_depth,
+        ),
+        kv_cache=KVCacheSection(block_size=limits.block_size),
+    )
+    return plan_bytes(topology, limits.max_model_len)
 
 
 def make_admit(request_id: str, prompt: list[int], **changes: object) -> Admit:
@@ -260,7 +276,7 @@ class Engine:
         plan = self.scheduler.step(self.tick(), events)
         while plan is not None:
             encoded = msgspec.msgpack.encode(plan)
-            assert len(encoded) <= max_plan_bytes(self.limits)
+            assert len(encoded) <= board_bytes(self.limits)
             self.plans.append(encoded)
             made.append(plan)
             assert self.scheduler.num_in_flight <= self.limits.pipeline_depth
