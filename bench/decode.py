@@ -32,18 +32,20 @@ def transformers_model(path: str, dtype_name: str) -> PreTrainedModel:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = read_shape(resolve_checkpoint(path))
-    config = LlamaConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=shape.max_position,
-        rms_norm_eps=shape.rms_norm_eps,
-        rope_theta=shape.rope_theta,
-        tie_word_embeddings=shape.tie_word_embeddings,
+    config = LlamaConfig.from_dict(
+        {
+            "vocab_size": shape.vocab_size,
+            "hidden_size": shape.hidden_size,
+            "intermediate_size": shape.intermediate_size,
+            "num_hidden_layers": shape.num_layers,
+            "num_attention_heads": shape.num_heads,
+            "num_key_value_heads": shape.num_kv_heads,
+            "head_dim": shape.head_dim,
+            "max_position_embeddings": shape.max_position,
+            "rms_norm_eps": shape.rms_norm_eps,
+            "rope_theta": shape.rope_theta,  # as checkpoints spell it: every version of transformers reads this form
+            "tie_word_embeddings": shape.tie_word_embeddings,
+        }
     )
     dtype = getattr(torch, dtype_name)
     model = LlamaForCausalLM(config).to(dtype)
