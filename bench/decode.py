@@ -23,10 +23,10 @@ from .overlap import DEMO_MODEL
 from .server_process import ServerProcess
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import LlamaForCausalLM
 
 
-def transformers_model(path: str, dtype_name: str) -> PreTrainedModel:
+def transformers_model(path: str, dtype_name: str) -> LlamaForCausalLM:
     """The same weights in transformers' LlamaForCausalLM, on the CPU."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -48,7 +48,8 @@ def transformers_model(path: str, dtype_name: str) -> PreTrainedModel:
         }
     )
     dtype = getattr(torch, dtype_name)
-    model = LlamaForCausalLM(config).to(dtype)
+    model = LlamaForCausalLM(config)
+    model.to(dtype)
     weights = {
         name: torch.cat([rows for _, rows in tensor.pieces()]).to(dtype)
         for name, tensor in open_gguf(path, shape).items()
@@ -56,7 +57,8 @@ def transformers_model(path: str, dtype_name: str) -> PreTrainedModel:
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
-    return model.train(False)
+    model.train(False)
+    return model
 
 
 def transformers_tpot_s(path: str, dtype_name: str) -> Callable[[int, int], float]:
