@@ -30,7 +30,9 @@ def tracked_files() -> list[str]:
 
 def package_files() -> set[str]:
     """The package's modules as paths in the wheel."""
-    return {f"callboard/{name}" for name in tracked_files() if name.endswith(".py") and not name.startswith(NOT_SHIPPED)}
+    return {
+        f"callboard/{name}" for name in tracked_files() if name.endswith(".py") and not name.startswith(NOT_SHIPPED)
+    }
 
 
 def copy_of_the_tree(target: Path) -> Path:
