@@ -16,9 +16,9 @@ modules = [path for path in files if path.suffix == ".py"]
 packages = {path.parent for path in modules if path.name == "__init__.py"}
 namespaces = {path.parent for path in files} - packages
 expected = len(modules) + len(namespaces)  # mypy counts a folder without __init__.py as a file
+options = ["--strict", "--explicit-package-bases", "--exclude", "/callboard/(tests|build)(/|$)", "-p", "callboard"]
 run = subprocess.run(
-    [sys.executable, "-P", "-m", "mypy", "--strict", "--explicit-package-bases", "-p", "callboard"]
-    + ["--exclude", "/callboard/(tests|build)(/|$)"],
+    [sys.executable, "-P", "-m", "mypy", *options],
     cwd=root,
     env={**os.environ, "MYPYPATH": ".types"},
     capture_output=True,

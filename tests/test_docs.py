@@ -145,6 +145,8 @@ def test_every_command_of_the_tour_does_what_it_says(smollm2_gguf: Path, tmp_pat
     for old, new in {
         ".venv/bin/callboard": f"{shlex.quote(sys.executable)} -P -m callboard.cli.main",
         DEMO_MODEL: shlex.quote(str(smollm2_gguf)),
+        # one thread: a test may share its cores with others, and threads that wait for each other then stand still
+        "--port 8123": "--port 8123 --set process.worker.threads=1",
         "8123": str(free_port()),
     }.items():
         assert old in page
