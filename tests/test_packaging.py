@@ -111,12 +111,16 @@ def test_a_clone_of_another_name_can_be_installed_for_development(clone: Path, t
     site = tmp_path / "site"
     pip = [sys.executable, "-P", "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
     run([*pip, "--target", str(site), "--editable", str(clone)], tmp_path)
-    # `.pth` files work in site folders only, and an editable install is one
-    script = f"import site; site.addsitedir({str(site)!r}); import callboard.mailbox.messages as m; print(m.__file__)"
-    assert run([sys.executable, "-P", "-c", script], tmp_path) == f"{clone}/mailbox/messages/__init__.py\n"
-    command = f"import site; site.addsitedir({str(site)!r}); from callboard.cli.main import main; main()"
+    # -S: this environment may hold an editable install of its own, whose finder would answer first. So only its
+    # packages are on the path, without their `.pth` files, and behind the new site, whose `.pth` files are read.
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    begin = f"import site, sys; site.addsitedir({str(site)!r}); sys.path += {packages!r}; "
+    python = [sys.executable, "-S", "-P", "-c"]
+    where = run([*python, begin + "import callboard.mailbox.messages as m; print(m.__file__)"], tmp_path)
+    assert where == f"{clone}/mailbox/messages/__init__.py\n"
+    command = begin + "from callboard.cli.main import main; main()"
     version = tomllib.loads((clone / "pyproject.toml").read_text())["project"]["version"]
-    assert run([sys.executable, "-P", "-c", command, "version"], tmp_path) == f"{version}\n"
+    assert run([*python, command, "version"], tmp_path) == f"{version}\n"
 
 
 @pytest.mark.slow
