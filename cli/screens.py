@@ -53,7 +53,7 @@ class ProgressBars:
         self._bars.update(self._loading, completed=bytes_done, total=bytes_total)
 
 
-MAX_CAUSE_LINES = 10
+MAX_CAUSE_LINES = 7
 MAX_LINE_CHARACTERS = 600
 
 
