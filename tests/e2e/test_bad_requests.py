@@ -23,7 +23,12 @@ CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
 
 @pytest.fixture(scope="module")
 def server(smollm2_gguf: Path) -> Iterator[ServerProcess]:
-    settings = (f"model.max_model_len={LENGTH}", f"server.max_request_bytes={MAX_BYTES}", "model.served_name=smol")
+    settings = (
+        "process.worker.threads=1",  # threads that wait for each other are slow on a machine that has other work
+        "model.served_name=smol",
+        f"model.max_model_len={LENGTH}",
+        f"server.max_request_bytes={MAX_BYTES}",
+    )
     with ServerProcess(str(smollm2_gguf), *(word for setting in settings for word in ("--set", setting))) as server:
         yield server
         server.terminate()
