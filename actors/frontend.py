@@ -221,7 +221,7 @@ class Frontend:
             prompt_token_ids=deltas.prompts.get(row),
         )
         stream.push(delta)
-        if stream.is_ended:
+        if delta.finish is not None:
             self._forget(stream)
 
     # Control

@@ -219,7 +219,7 @@ class Supervisor:
         log_event(
             "process.died", process=child.name, pid=child.pid, status=child.describe_status(), cause=child.cause()
         )
-        if child.name == self._worker_process != self._scheduler_process:
+        if all(kind_of(actor) == "worker" for actor in self._actors[child.name]):
             self._restart_worker(child)
         else:
             self._fail(f"process {child.name} died ({child.describe_status()})")

@@ -12,10 +12,10 @@ from ..kernels.logprobs import gather_logprobs
 from ..kernels.sampling import SamplingBatch, sample
 from ..mailbox.messages.sampling import SamplingParams
 from ..mailbox.messages.steps import NewRow, StepPlan, StepResult
+from ..models.protocol import CausalLM
 from .attention import PagedAttention
 from .input_batch import InputBatch, Int32s
 from .kv_tensors import KVTensors
-from .model import RunnableModel
 from .prepare_inputs import StepInputs, prepare_inputs
 
 
@@ -28,7 +28,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: RunnableModel,
+        model: CausalLM,
         *,
         num_blocks: int,
         block_size: int,

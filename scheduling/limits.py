@@ -62,21 +62,3 @@ class SchedulerLimits(msgspec.Struct, frozen=True):
         The last token is sampled but never computed, so it needs no place.
         """
         return min(self.max_model_len, self.num_blocks * self.block_size + 1)
-
-
-ROW_OVERHEAD_BYTES = 640
-"""Of a new row beside its tokens and blocks: sampling parameters, numbers, and a request id of up to 512 bytes."""
-
-
-def max_plan_bytes(limits: SchedulerLimits) -> int:
-    """An upper bound of an encoded StepPlan, bytes: what a slot of the call board must hold.
-
-    Per row 4 + 8 + 4 + 4 + 1 bytes (rows, runs, starts, num_tokens, samples) and 4 if it is removed; per new block 8
-    (row, id) or 4 inside a new row; per known token of a new row 4. A row's block table may end inside a block, hence
-    one more block a row.
-    """
-    rows = limits.max_num_seqs
-    new_tokens = max(limits.plan_tokens, limits.max_model_len)
-    new_row_blocks = new_tokens // limits.block_size + rows
-    appended_blocks = limits.max_num_batched_tokens // limits.block_size + rows
-    return 256 + rows * (25 + ROW_OVERHEAD_BYTES) + 4 * new_tokens + 4 * new_row_blocks + 8 * appended_blocks

@@ -8,8 +8,8 @@ What bounds a plan, and who keeps it:
   running requests come back as new rows; they spread over some steps;
 - at most `max_plan_blocks` block ids: follows from the two above, for a row holds blocks for its known tokens and for
   the `pipeline_depth` tokens that the steps in flight may add;
-- request ids of at most 128 bytes, at most 4 stop strings of at most 256 characters (they are part of
-  `SamplingParams`), at most 20 log-probabilities a token: the API, before a request is accepted.
+- request ids of at most 128 bytes and at most 20 log-probabilities a token: the API, before a request is accepted;
+- no stop strings: the scheduler takes them out of the sampling parameters of a new row.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from .plan import blocks_for, split_kind
 from .schema import Topology
 
 MAX_REQUEST_ID_BYTES = 128
-MAX_STOP_STRINGS = 4
-MAX_STOP_CHARACTERS = 256
 MAX_LOGPROBS = 20
 """Alternatives a token, `top_logprobs` of the API."""
 
@@ -30,10 +28,8 @@ MAX_SLOT_BYTES = 256 * 1024 * 1024
 # MessagePack: an integer or float64 takes at most 9 bytes; a string, binary or array header at most 5.
 _NUMBER = 9
 _HEADER = 5
-_UTF8_BYTES = 4
-_STOP_STRING = _HEADER + MAX_STOP_CHARACTERS * _UTF8_BYTES
-_SAMPLING = _HEADER + 8 * _NUMBER + _HEADER + MAX_STOP_STRINGS * _STOP_STRING + 1
-"""seed, temperature, top_k, top_p, min_p, max_tokens, ignore_eos, logprobs; stop."""
+_SAMPLING = _HEADER + 9 * _NUMBER
+"""seed, temperature, top_k, top_p, min_p, max_tokens, stop (empty), ignore_eos, logprobs"""
 _NEW_ROW = _HEADER + 6 * _NUMBER + _HEADER + MAX_REQUEST_ID_BYTES + 2 * _HEADER + _SAMPLING
 """One NewRow beside its tokens and blocks."""
 _SPARE = 256

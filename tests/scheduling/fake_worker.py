@@ -17,8 +17,10 @@ from callboard.mailbox.messages.requests import Finish
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.messages.steps import StepPlan, StepResult
 from callboard.scheduling.events import Event, WorkerAttached, WorkerGone
-from callboard.scheduling.limits import SchedulerLimits, max_plan_bytes
+from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.scheduler import Scheduler
+from callboard.topology.boards import plan_bytes
+from callboard.topology.schema import KVCacheSection, ModelSection, SchedulerSection, Topology
 
 EOS = 0
 VOCAB = 9
@@ -40,6 +42,20 @@ def make_limits(**changes: object) -> SchedulerLimits:
         max_model_len=16_000,
     )
     return SchedulerLimits(**(fields | changes))  # type: ignore[arg-type]
+
+
+def board_bytes(limits: SchedulerLimits) -> int:
+    """What a slot of the call board holds for these limits."""
+    topology = Topology(
+        model=ModelSection("any"),
+        scheduler=SchedulerSection(
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            pipeline_depth=limits.pipeline_depth,
+        ),
+        kv_cache=KVCacheSection(block_size=limits.block_size),
+    )
+    return plan_bytes(topology, limits.max_model_len)
 
 
 def make_admit(request_id: str, prompt: list[int], **changes: object) -> Admit:
@@ -245,8 +261,8 @@ class Engine:
         self.plans: deque[bytes] = deque()
         self.results: deque[StepResult] = deque()
         self.planned: list[StepPlan] = []
-        self.ended: dict[int, int] = {}
-        """step -> end_ns of results that the scheduler has seen."""
+        self.had_successor: dict[int, bool] = {}
+        """Step -> whether the next plan waited when it ended, of results that the scheduler has seen."""
         if is_attached:
             self.attach()
 
@@ -260,7 +276,7 @@ class Engine:
         plan = self.scheduler.step(self.tick(), events)
         while plan is not None:
             encoded = msgspec.msgpack.encode(plan)
-            assert len(encoded) <= max_plan_bytes(self.limits)
+            assert len(encoded) <= board_bytes(self.limits)
             self.plans.append(encoded)
             made.append(plan)
             assert self.scheduler.num_in_flight <= self.limits.pipeline_depth
@@ -298,12 +314,13 @@ class Engine:
     def work(self) -> None:
         """The worker runs the oldest plan."""
         assert self.worker is not None
-        self.results.append(self.worker.work(self.plans.popleft(), self.tick()))
+        result = self.worker.work(self.plans.popleft(), self.tick())
+        self.results.append(msgspec.structs.replace(result, num_plans_waiting=len(self.plans)))
 
     def deliver(self) -> list[StepPlan]:
         """The scheduler gets the oldest result."""
         result = self.results.popleft()
-        self.ended[result.step] = result.end_ns
+        self.had_successor[result.step] = result.num_plans_waiting > 0
         return self.pump(result)
 
     def run_step(self) -> list[StepPlan]:

@@ -11,10 +11,18 @@ from callboard.mailbox.messages.admission import Stop
 from callboard.mailbox.messages.requests import Abort, Usage
 from callboard.mailbox.messages.steps import StepPlan, StepResult
 from callboard.scheduling.events import Event, WorkerAttached, WorkerGone
-from callboard.scheduling.limits import max_plan_bytes
 from callboard.scheduling.request import RequestState
 from callboard.scheduling.scheduler import Scheduler
-from callboard.tests.scheduling.fake_worker import EOS, Engine, ints, make_admit, make_limits, next_token, truth
+from callboard.tests.scheduling.fake_worker import (
+    EOS,
+    Engine,
+    board_bytes,
+    ints,
+    make_admit,
+    make_limits,
+    next_token,
+    truth,
+)
 
 
 def shares(plan: StepPlan) -> list[int]:
@@ -495,10 +503,10 @@ def test_the_largest_plan_fits_the_bytes_that_the_limits_imply() -> None:
     """Every row new, named as long as can be, with as many tokens as may travel; then every row gets a block."""
     limits = make_limits(pipeline_depth=1, max_num_seqs=32, block_size=1, max_num_batched_tokens=320, max_model_len=64)
     engine = Engine(limits)
-    names = [f"{index}".rjust(512, "x") for index in range(32)]
+    names = [f"{index}".rjust(128, "x") for index in range(32)]
     admits = [make_admit(name, [index % 8 + 1] * 40, choice=2**30, seed=2**64 - 1) for index, name in enumerate(names)]
     engine.admit(*admits)
-    engine.run()  # Engine.pump compares each plan with max_plan_bytes
+    engine.run()  # Engine.pump compares each plan with the slot's size
     engine.check_all_served()
     encoded = max(len(msgspec.msgpack.encode(plan)) for plan in engine.planned)
-    assert max_plan_bytes(limits) / 4 < encoded <= max_plan_bytes(limits), "a bound, and not a wild one"
+    assert board_bytes(limits) / 4 < encoded <= board_bytes(limits), "a bound, and not a wild one"

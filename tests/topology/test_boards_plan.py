@@ -35,7 +35,7 @@ def encoded_bytes(topology, lengths, num_appended=0):
     rows = topology.scheduler.max_num_seqs
     sampling = SamplingParams(
         seed=2**64 - 1, temperature=0.1, top_k=2**31, top_p=0.1, min_p=0.1, max_tokens=2**31,
-        stop=("🎭" * 256,) * 4, ignore_eos=True, logprobs=20,
+        ignore_eos=True, logprobs=20,
     )  # fmt: skip
     new_rows = [
         NewRow(2**31 - 1, LARGE, "r" * 128, 2**31 - 1, LARGE, LARGE, bytes(4 * n),
