@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from ..errors import EndOfStream, StartFailed
+from ..errors import ActorFault, EndOfStream, StartFailed
 from ..mailbox.messages.control import Attach, Drain, Drained, Failed, Gone, Ready, Shutdown, Start
 from ..shm_queue import BoardLayout, Phase, ProgressPage, close_board, create_board, create_progress_page
 from ..topology import expand_actors, kind_of, plan_boards
@@ -85,6 +85,12 @@ class Supervisor:
             await self._wait_ready()
             self._attach_scheduler()
             self._is_serving = True
+        except (OSError, ActorFault) as error:  # no descriptors, memory or space left for sockets and boards
+            await self._kill_all()
+            raise StartFailed(
+                f"{type(error).__name__}: {error}",
+                advice="see what of this machine's limits (`ulimit -a`, memory, space in TMPDIR) is used up",
+            ) from error
         except BaseException:
             await self._kill_all()
             raise
@@ -153,7 +159,8 @@ class Supervisor:
         failed = child.failed
         if failed is not None:
             raise StartFailed(f"{failed.actor}: {failed.cause}", advice=failed.advice, phase=failed.phase)
-        phases = [self._page.line(self._all_actors.index(a)).phase.name.lower() for a in self._actors[child.name]]
+        lines = (self._page.line(self._all_actors.index(actor)) for actor in self._actors[child.name])
+        phases = dict.fromkeys(line.phase.name.lower() for line in lines)
         raise StartFailed(
             f"process {child.name} (pid {child.pid}) ended with {child.describe_status()} "
             f"while it was {', '.join(phases)}",

@@ -110,7 +110,8 @@ class TokenizerActor:
         loop = asyncio.get_running_loop()
         try:
             ids = await loop.run_in_executor(self._threads, self._encode, generate)
-            sampling = self._check(ids, generate.sampling)
+            prompt_param = "messages" if isinstance(generate.prompt, ChatPrompt) else "prompt"
+            sampling = self._check(ids, generate.sampling, prompt_param)
         except RequestError as error:
             self._refuse(generate, error)
             return
@@ -152,18 +153,18 @@ class TokenizerActor:
             case _:
                 assert_never(generate.prompt)
 
-    def _check(self, ids: list[int], sampling: SamplingParams) -> SamplingParams:
+    def _check(self, ids: list[int], sampling: SamplingParams, prompt_param: str) -> SamplingParams:
         """The prompt's length against the model's; `max_tokens` gets its final value."""
         limit = self._max_model_len
         if not ids:
-            raise InvalidRequest("the prompt has no tokens; give at least one", param="prompt")
+            raise InvalidRequest("the prompt has no tokens; give at least one", param=prompt_param)
         room = limit - len(ids)
         if room < 1:
             raise InvalidRequest(
                 f"prompt has {len(ids):,} tokens, the limit is {limit - 1:,} "
                 f"(max_model_len {limit:,}, less one to generate); shorten it or raise max_model_len",
                 code="context_length_exceeded",
-                param="prompt",
+                param=prompt_param,
             )
         if sampling.max_tokens is None:
             return msgspec.structs.replace(sampling, max_tokens=room)
