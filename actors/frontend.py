@@ -216,20 +216,23 @@ class Frontend:
         stream = self._live.get(deltas.request_ids[row])
         if stream is None or stream.attempt != deltas.attempts[row] or stream.is_ended:
             return
-        position = deltas.positions[row]
-        if position != stream.num_tokens:
+        position, count = deltas.positions[row], len(deltas.token_ids[row])
+        finish = deltas.finishes.get(row)
+        if count and finish is None and position + count <= stream.num_tokens:
+            return  # it has all of them
+        if position != stream.num_tokens:  # a gap, or text that cannot be cut at the tokens it has
             raise ProtocolViolation(f"{stream.request_id}: delta at {position}, the frontend has {stream.num_tokens}")
         delta = Delta(
             choice=deltas.choices[row],
             position=position,
             token_ids=deltas.token_ids[row],
             text=deltas.texts[row],
-            finish=deltas.finishes.get(row),
+            finish=finish,
             logprobs=deltas.logprobs.get(row),
             prompt_token_ids=deltas.prompts.get(row),
         )
         stream.push(delta)
-        if delta.finish is not None:
+        if finish is not None:
             self._forget(stream)
 
     # Control
