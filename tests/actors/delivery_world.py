@@ -7,6 +7,7 @@ encoded when the world says so; the event loop turns when the world says so.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import deque
 from concurrent.futures import Future
@@ -118,10 +119,8 @@ class ResultBoard:
     def receive_nowait(self) -> bytes:
         assert not self.is_detached
         if not self.results:
-            try:
+            with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.bell)
-            except BlockingIOError:
-                pass
             raise WouldBlock
         return self.results.popleft()
 
