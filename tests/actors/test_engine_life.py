@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -14,11 +15,13 @@ import pytest
 
 from callboard.actors.launch import Launch, prepare_launch
 from callboard.actors.supervisor import Supervisor
+from callboard.errors import StartFailed
 from callboard.topology import topology_from
 
 pytestmark = pytest.mark.slow
 
 CHILD = (sys.executable, "-P", "-m", "callboard.cli.child")
+RUNNING = "callboard:num_requests_running"
 SETTINGS = (
     "server.port=0",
     "model.dtype=float32",
@@ -34,7 +37,8 @@ def launch(folder: Path, *more: str) -> Launch:
 
 
 def descriptors(pid: int | str = "self") -> dict[str, int]:
-    """Open descriptors of a process by kind."""
+    """Open descriptors of a process by kind. A page that an error's traceback still refers to stays mapped, hence gc."""
+    gc.collect()
     counts: dict[str, int] = {}
     for path in Path("/proc", str(pid), "fd").iterdir():
         try:
@@ -124,3 +128,90 @@ def test_answers_go_on_over_five_deaths_of_the_worker_and_no_descriptor_leaks(ti
         assert pids(supervisor)["control"] == control
 
     assert serve(launch(tiny_llama_dir), act) == 0
+
+
+def test_a_worker_that_dies_while_the_engine_drains_is_restarted_and_the_stream_finishes(tiny_llama_dir: Path) -> None:
+    async def act(supervisor: Supervisor, session: aiohttp.ClientSession) -> None:
+        expected = text_of(await complete(supervisor.url, session, max_tokens=400))
+        answer = asyncio.ensure_future(complete(supervisor.url, session, max_tokens=400))
+        while await live(supervisor, session) == 0:
+            pass
+        worker = pids(supervisor)["worker"]
+        os.kill(worker, signal.SIGSTOP)
+        supervisor.request_stop()
+        os.kill(worker, signal.SIGKILL)
+        assert text_of(await answer) == expected
+
+    assert serve(launch(tiny_llama_dir, "server.drain_timeout_s=600"), act) == 0
+
+
+async def live(supervisor: Supervisor, session: aiohttp.ClientSession) -> int:
+    async with session.get(f"{supervisor.url}/metrics") as response:
+        page = await response.text()
+    return int(float(next(x for x in page.splitlines() if x.startswith(RUNNING)).split()[-1]))
+
+
+def test_the_death_of_the_frontends_process_while_it_drains_ends_the_engine(tiny_llama_dir: Path) -> None:
+    async def act(supervisor: Supervisor, session: aiohttp.ClientSession) -> None:
+        control = pids(supervisor)["control"]
+        os.kill(control, signal.SIGSTOP)  # it will never answer the drain
+        supervisor.request_stop()
+        os.kill(control, signal.SIGKILL)
+
+    assert serve(launch(tiny_llama_dir, "server.drain_timeout_s=600"), act) == 1
+
+
+def test_a_child_that_hangs_is_killed_at_the_stop(tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("callboard.actors.supervisor._STOP_TIMEOUT_S", 0.1)
+
+    async def act(supervisor: Supervisor, session: aiohttp.ClientSession) -> None:
+        os.kill(pids(supervisor)["worker"], signal.SIGSTOP)
+
+    assert serve(launch(tiny_llama_dir), act) == 0
+
+
+@pytest.mark.parametrize("moment", ["before", "loading"])
+def test_a_stop_during_the_start_leaves_nothing(tiny_llama_dir: Path, moment: str) -> None:
+    ready = launch(tiny_llama_dir)
+
+    async def main() -> None:
+        supervisor = Supervisor(ready, CHILD)
+        if moment == "before":
+            supervisor.request_stop()
+        else:
+            asyncio.get_running_loop().call_later(0.3, supervisor.request_stop)
+        with pytest.raises(StartFailed, match="stopped by a signal"):
+            await supervisor.start()
+
+    before = descriptors()
+    asyncio.run(main())
+    assert descriptors() == before and states_of_children() == []
+
+
+def test_a_child_that_fails_to_start_says_why(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    for file in tiny_llama_dir.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    ready = launch(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+
+    async def main() -> None:
+        with pytest.raises(StartFailed, match="tokenizer"):
+            await Supervisor(ready, CHILD).start()
+
+    before = descriptors()
+    asyncio.run(main())
+    assert descriptors() == before and states_of_children() == []
+
+
+def test_a_fault_of_the_supervisor_itself_is_raised_and_leaves_nothing(tiny_llama_dir: Path) -> None:
+    async def act(supervisor: Supervisor, session: aiohttp.ClientSession) -> None:
+        def broken(child: object) -> None:
+            raise RuntimeError("broken restart")
+
+        supervisor._restart_worker = broken  # type: ignore[method-assign]
+        os.kill(pids(supervisor)["worker"], signal.SIGKILL)
+        await supervisor._faults._happened.wait()
+
+    with pytest.raises(RuntimeError, match="broken restart"):
+        serve(launch(tiny_llama_dir), act)
+    assert states_of_children() == []

@@ -29,6 +29,7 @@ from callboard.mailbox.messages.requests import (
 )
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.tests.actors.delivery_world import Threads, make_tokenizer
+from callboard.text import ChatTemplate
 
 LENGTH = Finish("length", Usage(2, 9, 0))
 
@@ -145,6 +146,18 @@ async def test_what_encoding_raises_ends_that_request_alone(monkeypatch: pytest.
     assert (refused.request_id, refused.status) == ("bad", 500) and "panic" in refused.message
     assert [message.request_id for message in rig.sent()] == ["good"]
     assert await rig.faults.run(asyncio.sleep(0, "alive")) == "alive"
+
+
+async def test_a_template_that_fails_is_a_400_of_that_request_alone() -> None:
+    rig = Rig()
+    source = "{{ raise_exception('no system role') if messages[0].role == 'system' else messages[0].content }}"
+    rig.actor._tokenizer.chat_template = ChatTemplate(source, {})
+    rig.generate("bad", ChatPrompt((ChatMessage("system", "a"),)))
+    rig.generate("good", ChatPrompt((ChatMessage("user", "ab"),)))
+    await rig.encode()
+    refused = rig.answer()
+    assert (refused.request_id, refused.status) == ("bad", 400) and "no system role" in refused.message
+    assert [message.prompt_token_ids for message in rig.sent()] == [[4]]
 
 
 async def test_an_empty_stop_string_is_refused_and_not_lost() -> None:
