@@ -1,4 +1,4 @@
-"""What a client reads: streams, stop strings, logprobs, seeds, lengths, cached tokens; and what its leaving frees.
+"""What a client reads: streams, stop strings, logprobs, seeds, lengths, cached tokens; what its leaving frees.
 
 Expected values come from the reference file, which an independent implementation made in float32, or from a second way
 to ask the same server.
