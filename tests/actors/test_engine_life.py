@@ -37,7 +37,7 @@ def launch(folder: Path, *more: str) -> Launch:
 
 
 def descriptors(pid: int | str = "self") -> dict[str, int]:
-    """Open descriptors of a process by kind. A page that a traceback still refers to stays mapped, hence gc."""
+    """Open descriptors of a process by kind; gc, for a page that an error's traceback refers to stays mapped."""
     gc.collect()
     counts: dict[str, int] = {}
     for path in Path("/proc", str(pid), "fd").iterdir():
