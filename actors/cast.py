@@ -16,6 +16,7 @@ from ..scheduling import Scheduler, SchedulerLimits, SchedulerStatistics
 from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressPage, close_board
 from ..topology import kind_of, max_plan_tokens
 from .base import run_actor
+from .faults import Faults
 from .frontend import Frontend
 from .frontend_api import Health
 from .scheduler import SchedulerActor
@@ -88,7 +89,7 @@ class Cast:
                 fd = self.take_fd(f"link.{link.sender}.{link.receiver}")
                 self._inboxes[link.receiver].attach(link.sender, link.path, fd)
 
-    def _senders(self, sender: str, receiver_kind: str) -> dict[str, Sender[Any]]:
+    def _senders(self, sender: str, receiver_kind: str, faults: Faults) -> dict[str, Sender[Any]]:
         """Senders of an actor to all actors of a kind: by reference inside the process, through ZMQ otherwise."""
         senders: dict[str, Sender[Any]] = {}
         for receiver in self._start.all_actors:
@@ -99,7 +100,7 @@ class Cast:
                 else:
                     path = next(k.path for k in self._start.links if (k.sender, k.receiver) == (sender, receiver))
                     outbox = ZmqOutbox(path, _INBOX_MESSAGES, self._max_bytes)
-                senders[receiver] = Sender(outbox)
+                senders[receiver] = Sender(outbox, faults)
         return senders
 
     def _make_scheduler(self, name: str) -> None:
@@ -122,7 +123,9 @@ class Cast:
         line = self._page.line(self._start.all_actors.index(name))
         line.mark(phase=Phase.SERVING)
         inbox = self._inboxes[name]
-        self._scheduler = SchedulerActor(name, inbox, self._senders(name, "tokenizer"), Scheduler(limits), line)
+        faults = Faults()
+        tokenizers = self._senders(name, "tokenizer", faults)
+        self._scheduler = SchedulerActor(name, inbox, tokenizers, Scheduler(limits), line, faults)
 
     async def _make_tokenizers(self, names: list[str]) -> None:
         if not names:
@@ -136,12 +139,14 @@ class Cast:
         )
         eos_token_ids = tuple(sorted({*start.shape.eos_token_ids, *tokenizer.eos_token_ids}))
         for name in names:
+            faults = Faults()
             actor = TokenizerActor(
                 name,
                 self._inboxes[name],
                 tokenizer,
-                self._senders(name, "scheduler"),
-                self._senders(name, "frontend"),
+                self._senders(name, "scheduler", faults),
+                self._senders(name, "frontend", faults),
+                faults,
                 max_model_len=start.max_model_len,
                 max_encodings=start.topology.scheduler.max_queued_requests,
                 eos_token_ids=eos_token_ids,
@@ -173,10 +178,12 @@ class Cast:
 
     def _make_frontend(self, name: str) -> None:
         start = self._start
+        faults = Faults()
         frontend = Frontend(
             name,
             self._inboxes[name],
-            self._senders(name, "tokenizer"),
+            self._senders(name, "tokenizer", faults),
+            faults,
             model_name=start.topology.model.served_name or start.checkpoint.name,
             max_model_len=start.max_model_len,
             vocab_size=start.shape.vocab_size,
@@ -236,10 +243,14 @@ class Cast:
 
     def gone(self, message: Gone) -> None:
         if message.is_final:
-            for frontend in self.frontends:
-                frontend.fail_all(message.reason)
+            self.fail_streams(message.reason)
         elif self._scheduler is not None and kind_of(message.actor) == "worker":
             self._scheduler.worker_gone()
+
+    def fail_streams(self, reason: str) -> None:
+        """Live streams end with an error event; nothing new is taken."""
+        for frontend in self.frontends:
+            frontend.fail_all(reason)
 
     def close(self) -> None:
         """Stop in reverse order of the data's way: the worker first gets its stop, mailboxes close last."""

@@ -32,6 +32,7 @@ from ..mailbox.messages.control import (
 from ..topology.schema import ServerSection
 from .cast import Cast
 from .control import ControlSocket
+from .faults import Faults
 from .frontend_api import FrontendAPI
 
 
@@ -60,6 +61,7 @@ def run_child(control_fd: int, parent_pid: int, serve_http: ServeHttp | None) ->
     die_with_parent(parent_pid)
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or service manager may signal the whole group:
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides, and ends its children itself
+    os.set_inheritable(control_fd, False)
     control: ControlSocket[ChildToSupervisor, SupervisorToChild] = ControlSocket(
         socket.socket(fileno=control_fd), SupervisorToChild
     )
@@ -73,7 +75,8 @@ class _Child:
         self._control = control
         self._serve_http = serve_http
         self._servers: list[HttpServer] = []
-        self._background: set[asyncio.Task[None]] = set()
+        self._is_closing_servers = asyncio.Lock()
+        self._faults = Faults()
 
     async def run(self) -> int:
         start, fds = await self._control.receive()
@@ -89,7 +92,7 @@ class _Child:
             seconds = (time.monotonic_ns() - started_ns) / 1e9
             self._control.send(Ready(start.process, start.incarnation, (("start", seconds),)))
             phase = "running"
-            actor = await self._serve(cast)
+            await self._faults.run(self._serve(cast))
         except StartFailed as error:
             self._control.send(Failed(start.process, actor, error.phase, error.cause, error.advice))
             return 1
@@ -100,6 +103,7 @@ class _Child:
             self._control.send(Failed(start.process, cast.failed_actor or actor, phase, cause, ""))
             return 1
         finally:
+            self._faults.cancel()
             cast.close()
         return 0
 
@@ -109,7 +113,7 @@ class _Child:
             sock = socket.socket(fileno=cast.take_fd(f"http.{frontend.name}"))
             self._servers.append(await self._serve_http(frontend, start.topology.server, sock))
 
-    async def _serve(self, cast: Cast) -> str:
+    async def _serve(self, cast: Cast) -> None:
         """Run the actors and follow the supervisor; returns after Shutdown, raises what an actor died of."""
         actors = asyncio.ensure_future(cast.run())
         commands = asyncio.ensure_future(self._follow(cast))
@@ -117,11 +121,19 @@ class _Child:
         for task in (actors, commands):
             if task not in done:
                 task.cancel()
-        for server in self._servers:
-            await server.close()
+        if actors in done and (error := actors.exception()) is not None:
+            cast.fail_streams(f"{cast.failed_actor} failed")  # or the server would wait for streams that never end
+            await self._close_servers()
+            raise error
+        await self._close_servers()
         for task in done:
             task.result()
-        return ""
+
+    async def _close_servers(self) -> None:
+        async with self._is_closing_servers:
+            for server in self._servers:
+                await server.close()
+            self._servers.clear()
 
     async def _follow(self, cast: Cast) -> None:
         while True:
@@ -135,9 +147,7 @@ class _Child:
                 case Gone():
                     cast.gone(message)
                 case Drain():
-                    task = asyncio.ensure_future(self._drain(cast, message))
-                    self._background.add(task)
-                    task.add_done_callback(self._background.discard)
+                    self._faults.start(self._drain(cast, message))
                 case Shutdown():
                     return
                 case Start():
@@ -147,7 +157,5 @@ class _Child:
 
     async def _drain(self, cast: Cast, drain: Drain) -> None:
         await asyncio.gather(*(frontend.drain(drain.timeout_s) for frontend in cast.frontends))
-        for server in self._servers:
-            await server.close()
-        self._servers.clear()
+        await self._close_servers()
         self._control.send(Drained(cast.process))

@@ -32,6 +32,7 @@ class Child:
         self.status: int | None = None
         """Exit status; negative: the signal; None while it runs."""
         self._process = process
+        self._is_closed = False
         self._exited = asyncio.Event()
 
     def reap(self) -> None:
@@ -62,8 +63,11 @@ class Child:
         return self.failed.cause if self.failed is not None else self.describe_status()
 
     def close(self) -> None:
-        self.control.close()
-        os.close(self.pidfd)
+        """Give the descriptors back. May be called twice; messages to it are dropped from then on."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.control.close()
+            os.close(self.pidfd)
 
 
 def spawn(name: str, incarnation: int, command: Sequence[str]) -> Child:

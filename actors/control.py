@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from ..errors import EndOfStream, MessageTooLarge, ProtocolViolation
+from ..errors import EndOfStream, MessageTooLarge, ProtocolViolation, WouldBlock
 
 Sent = TypeVar("Sent", bound=msgspec.Struct)
 Received = TypeVar("Received", bound=msgspec.Struct)
@@ -29,9 +29,16 @@ class ControlSocket(Generic[Sent, Received]):
         self._socket.setblocking(False)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(received)
+        self._readable: asyncio.Future[None] | None = None
+        """Of a task that waits in `receive`."""
 
     def send(self, message: Sent, fds: Sequence[int] = ()) -> None:
-        """Send at once. A peer that has ended is no error here: its death is seen through its pidfd."""
+        """Send at once. A peer that has ended is no error here: its death is seen through its pidfd.
+
+        After `close` nothing is sent.
+        """
+        if self._socket.fileno() < 0:
+            return
         data = self._encoder.encode(message)
         if len(data) > _MAX_BYTES:
             raise MessageTooLarge(type(message).__name__, len(data), _MAX_BYTES)
@@ -42,22 +49,30 @@ class ControlSocket(Generic[Sent, Received]):
             return
 
     async def receive(self) -> tuple[Received, list[int]]:
-        """The next message and its descriptors, which the caller owns now. Raises EndOfStream when the peer is gone."""
+        """The next message and its descriptors, which the caller owns now.
+
+        Raises EndOfStream when the peer is gone, and after `close`, also for a task that waits already.
+        """
         loop = asyncio.get_running_loop()
         while True:
             try:
-                return self._receive_nowait()
-            except BlockingIOError:
-                readable: asyncio.Future[None] = loop.create_future()
-                loop.add_reader(self._socket.fileno(), _settle, readable)
+                return self.receive_nowait()
+            except WouldBlock:
+                self._readable = loop.create_future()
+                loop.add_reader(self._socket.fileno(), _settle, self._readable)
                 try:
-                    await readable
+                    await self._readable
                 finally:
-                    loop.remove_reader(self._socket.fileno())
+                    self._stop_waiting()
 
-    def _receive_nowait(self) -> tuple[Received, list[int]]:
+    def receive_nowait(self) -> tuple[Received, list[int]]:
+        """As `receive`; raises WouldBlock if there is no message."""
+        if self._socket.fileno() < 0:
+            raise EndOfStream("this control socket is closed")
         try:
             data, fds, flags, _ = socket.recv_fds(self._socket, _MAX_BYTES, _MAX_FDS)
+        except BlockingIOError:
+            raise WouldBlock("no control message is waiting") from None
         except ConnectionResetError:
             raise EndOfStream("the control socket's peer is gone") from None
         if not data:
@@ -71,7 +86,16 @@ class ControlSocket(Generic[Sent, Received]):
         return self._decoder.decode(data), fds
 
     def close(self) -> None:
+        """Give the end up. May be called twice."""
+        self._stop_waiting()
         self._socket.close()
+
+    def _stop_waiting(self) -> None:
+        """Before the socket is closed: its number may belong to another descriptor right after."""
+        if self._readable is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            _settle(self._readable)
+            self._readable = None
 
 
 def _settle(future: asyncio.Future[None]) -> None:

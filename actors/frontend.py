@@ -24,6 +24,7 @@ from ..mailbox.messages.requests import (
 )
 from ..mailbox.messages.sampling import SamplingParams
 from ..scheduling.statistics import SchedulerStatistics
+from .faults import Faults
 from .frontend_api import Delta, Health
 from .sender import Sender
 
@@ -53,6 +54,8 @@ class Stream:
             raise StopAsyncIteration
         await self._arrived.wait()
         self._arrived.clear()
+        if self._is_read_out:
+            raise StopAsyncIteration
         if self._unread is not None:
             delta, self._unread = self._unread, None
             self._is_read_out = delta.finish is not None
@@ -77,6 +80,9 @@ class Stream:
             self._arrived.set()
 
     def close(self) -> None:
+        self._is_read_out = True
+        self._unread = None
+        self._arrived.set()  # a task may be waiting for a delta
         self._on_close(self)
 
 
@@ -104,6 +110,7 @@ class Frontend:
         name: str,
         inbox: Inbox[TokenizerToFrontend],
         tokenizers: Mapping[str, Sender[FrontendToTokenizer]],
+        faults: Faults,
         *,
         model_name: str,
         max_model_len: int,
@@ -114,6 +121,7 @@ class Frontend:
     ) -> None:
         self.name = name
         self.inbox = inbox
+        self.faults = faults
         self.model_name = model_name
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -208,20 +216,23 @@ class Frontend:
         stream = self._live.get(deltas.request_ids[row])
         if stream is None or stream.attempt != deltas.attempts[row] or stream.is_ended:
             return
-        position = deltas.positions[row]
-        if position != stream.num_tokens:
+        position, count = deltas.positions[row], len(deltas.token_ids[row])
+        finish = deltas.finishes.get(row)
+        if count and finish is None and position + count <= stream.num_tokens:
+            return  # it has all of them
+        if position != stream.num_tokens:  # a gap, or text that cannot be cut at the tokens it has
             raise ProtocolViolation(f"{stream.request_id}: delta at {position}, the frontend has {stream.num_tokens}")
         delta = Delta(
             choice=deltas.choices[row],
             position=position,
             token_ids=deltas.token_ids[row],
             text=deltas.texts[row],
-            finish=deltas.finishes.get(row),
+            finish=finish,
             logprobs=deltas.logprobs.get(row),
             prompt_token_ids=deltas.prompts.get(row),
         )
         stream.push(delta)
-        if delta.finish is not None:
+        if finish is not None:
             self._forget(stream)
 
     # Control
@@ -258,6 +269,9 @@ class Frontend:
         return not self._live
 
     def close(self) -> None:
+        """Streams that are still there end with an error; closing one of them later sends nothing."""
+        self.fail_all("the process is ending")
+        self.faults.cancel()
         for sender in self._senders():
             sender.close()
         self.inbox.close()

@@ -14,6 +14,7 @@ from ..mailbox.messages.admission import SchedulerToTokenizer, TokenizerToSchedu
 from ..mailbox.messages.steps import StepResult
 from ..scheduling import Event, Scheduler, WorkerAttached, WorkerGone
 from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressLine
+from .faults import Faults
 from .sender import Sender
 
 
@@ -27,9 +28,11 @@ class SchedulerActor:
         tokenizers: Mapping[str, Sender[SchedulerToTokenizer]],
         scheduler: Scheduler,
         progress: ProgressLine,
+        faults: Faults,
     ) -> None:
         self.name = name
         self.inbox = inbox
+        self.faults = faults
         self._tokenizers = tokenizers
         self._scheduler = scheduler
         self._progress = progress
@@ -76,6 +79,12 @@ class SchedulerActor:
         self._call_board = self._result_board = None
 
     def _on_results(self) -> None:
+        try:
+            self._take_results()
+        except Exception as error:  # the loop calls this: without a report the error would be logged, and no more
+            self.faults.report(error)
+
+    def _take_results(self) -> None:
         board = self._result_board
         assert board is not None, "the doorbell of a detached board was watched"
         try:
@@ -119,6 +128,7 @@ class SchedulerActor:
 
     def close(self) -> None:
         self.detach()
+        self.faults.cancel()
         for sender in self._tokenizers.values():
             sender.close()
         self.inbox.close()

@@ -11,6 +11,7 @@ import msgspec
 
 from ..errors import WouldBlock
 from ..mailbox import Outbox
+from .faults import Faults
 
 M = TypeVar("M", bound=msgspec.Struct)
 
@@ -22,10 +23,12 @@ class Sender(Generic[M]):
     and one message of deltas, for an actor builds no further deltas while `is_blocked`: later tokens merge instead.
     """
 
-    def __init__(self, outbox: Outbox[M]) -> None:
+    def __init__(self, outbox: Outbox[M], faults: Faults) -> None:
+        """`faults` of the actor that sends: what goes wrong with a kept message, or in `on_room`, is reported there."""
         self.on_room: Callable[[], None] | None = None
         """Called each time the last kept message has gone."""
         self._outbox = outbox
+        self._faults = faults
         self._kept: deque[M] = deque()
         self._drainer: asyncio.Task[None] | None = None
 
@@ -47,7 +50,7 @@ class Sender(Generic[M]):
         except WouldBlock:
             self._kept.append(message)
             if self._drainer is None or self._drainer.done():
-                self._drainer = asyncio.get_running_loop().create_task(self._drain())
+                self._drainer = self._faults.start(self._drain())
 
     async def _drain(self) -> None:
         while self._kept:
@@ -58,8 +61,8 @@ class Sender(Generic[M]):
                     self._kept.popleft()
             except WouldBlock:
                 continue
-        if self.on_room is not None:
-            self.on_room()
+            if self.on_room is not None:
+                self.on_room()  # what it posts may find no room again, and is then kept for this same loop
 
     def close(self) -> None:
         if self._drainer is not None:

@@ -14,12 +14,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from ..errors import EndOfStream, StartFailed
-from ..mailbox.messages.control import Attach, Drain, Drained, Failed, Gone, Ready, Shutdown, Start
+from ..errors import ActorFault, EndOfStream, StartFailed, WouldBlock
+from ..mailbox.messages.control import (
+    Attach,
+    ChildToSupervisor,
+    Drain,
+    Drained,
+    Failed,
+    Gone,
+    Ready,
+    Shutdown,
+    Start,
+)
 from ..shm_queue import BoardLayout, Phase, ProgressPage, close_board, create_board, create_progress_page
 from ..topology import expand_actors, kind_of, plan_boards
 from ..topology.schema import ProcessSection
 from .children import Child, spawn
+from .faults import Faults
 from .launch import Launch
 from .loading import LoadingStatistics
 from .log import log_event
@@ -58,10 +69,13 @@ class Supervisor:
         self._layouts: tuple[BoardLayout, BoardLayout] | None = None
         self._board_fds: dict[str, int] = {}
         self._epoch = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._faults = Faults()
         self._stop_requests = 0
         self._is_serving = False
-        self._is_stopping = False
+        self._is_draining = False
+        self._is_ending = False
+        """Children are being ended: a death is no event any more."""
+        self._status = 0
         self._drained: set[str] = set()
         self._changed = asyncio.Event()
         self._outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -82,9 +96,15 @@ class Supervisor:
             self._new_boards()
             for name in self._sections:
                 self._spawn(name, incarnation=1)
-            await self._wait_ready()
+            await self._faults.run(self._wait_ready())
             self._attach_scheduler()
             self._is_serving = True
+        except (OSError, ActorFault) as error:  # no descriptors, memory or space left for sockets and boards
+            await self._kill_all()
+            raise StartFailed(
+                f"{type(error).__name__}: {error}",
+                advice="see what of this machine's limits (`ulimit -a`, memory, space in TMPDIR) is used up",
+            ) from error
         except BaseException:
             await self._kill_all()
             raise
@@ -111,6 +131,7 @@ class Supervisor:
             fds.update(self._board_fds)
         child = spawn(name, incarnation, self._command)
         self._children[name] = child
+        asyncio.get_running_loop().add_reader(child.pidfd, self._on_exit, child)
         child.control.send(
             Start(
                 process=name,
@@ -128,17 +149,18 @@ class Supervisor:
             ),
             list(fds.values()),
         )
-        asyncio.get_running_loop().add_reader(child.pidfd, self._on_exit, child)
-        self._background(self._follow(child))
+        self._faults.start(self._follow(child))
 
     async def _wait_ready(self) -> None:
         worker_line = self._page.line(next(i for i, a in enumerate(self._all_actors) if kind_of(a) == "worker"))
-        while not all(child.is_ready for child in self._children.values()):
+        while True:
             for child in self._children.values():
                 if child.failed is not None or child.status is not None:
                     await self._raise_start_failure(child)
             if self._stop_requests:
                 raise StartFailed("stopped by a signal before the engine was ready", phase="start")
+            if all(child.is_ready for child in self._children.values()):
+                return
             self._changed.clear()
             try:
                 async with asyncio.timeout(0.1 if self._on_loading else None):
@@ -153,7 +175,8 @@ class Supervisor:
         failed = child.failed
         if failed is not None:
             raise StartFailed(f"{failed.actor}: {failed.cause}", advice=failed.advice, phase=failed.phase)
-        phases = [self._page.line(self._all_actors.index(a)).phase.name.lower() for a in self._actors[child.name]]
+        lines = (self._page.line(self._all_actors.index(actor)) for actor in self._actors[child.name])
+        phases = dict.fromkeys(line.phase.name.lower() for line in lines)
         raise StartFailed(
             f"process {child.name} (pid {child.pid}) ended with {child.describe_status()} "
             f"while it was {', '.join(phases)}",
@@ -170,18 +193,21 @@ class Supervisor:
     async def wait(self) -> int:
         """Until the engine has stopped: 0 after a requested stop, 1 after a fault. Nothing is left running."""
         try:
-            return await self._outcome
+            return await self._faults.run(self._wait_outcome())
         finally:
             await self._kill_all()
 
+    async def _wait_outcome(self) -> int:
+        return await self._outcome
+
     def request_stop(self) -> None:
-        """Drain and stop; asked a second time, stop at once."""
+        """Drain and stop; asked a second time, stop at once. Before the engine is ready: the start fails."""
         self._stop_requests += 1
         self._changed.set()
-        if self._stop_requests == 1:
-            self._background(self._stop(self._launch.topology.server.drain_timeout_s, status=0))
-        elif self._is_stopping:
+        if self._is_draining:
             self._send_drain(0.0)
+        elif self._is_serving:
+            self._begin_stop(self._launch.topology.server.drain_timeout_s)
 
     async def _follow(self, child: Child) -> None:
         while True:
@@ -189,25 +215,41 @@ class Supervisor:
                 message, _ = await child.control.receive()
             except EndOfStream:
                 return
-            match message:
-                case Ready():
-                    child.is_ready = True
-                    log_event("process.ready", process=child.name, pid=child.pid, **dict(message.phases))
-                    if message.incarnation > 1:
-                        self._attach_scheduler()
-                case Failed():
-                    child.failed = message
-                case Drained():
-                    self._drained.add(message.process)
-                case _:
-                    assert_never(message)
-            self._changed.set()
+            self._hear(child, message)
+
+    def _hear(self, child: Child, message: ChildToSupervisor) -> None:
+        match message:
+            case Ready():
+                child.is_ready = True
+                log_event("process.ready", process=child.name, pid=child.pid, **dict(message.phases))
+                if message.incarnation > 1:
+                    self._attach_scheduler()
+            case Failed():
+                child.failed = message
+            case Drained():
+                self._drained.add(message.process)
+            case _:
+                assert_never(message)
+        self._changed.set()
 
     def _on_exit(self, child: Child) -> None:
+        try:
+            self._bury(child)
+        except Exception as error:  # the loop calls this: without a report the error would be logged, and no more
+            self._faults.report(error)
+
+    def _bury(self, child: Child) -> None:
         asyncio.get_running_loop().remove_reader(child.pidfd)
+        try:
+            while True:  # what it said last comes before its death, whichever descriptor was seen first
+                message, _ = child.control.receive_nowait()
+                self._hear(child, message)
+        except (WouldBlock, EndOfStream):
+            pass
         child.reap()
+        child.close()
         self._changed.set()
-        if not self._is_serving or self._is_stopping:
+        if not self._is_serving or self._is_ending:
             return
         log_event(
             "process.died", process=child.name, pid=child.pid, status=child.describe_status(), cause=child.cause()
@@ -235,35 +277,40 @@ class Supervisor:
                 f"(restart.max = {section.restart.max}); the last time: {dead.cause()}"
             )
             return
-        self._new_boards()
-        self._spawn(dead.name, dead.incarnation + 1)
+        try:
+            self._new_boards()
+            self._spawn(dead.name, dead.incarnation + 1)
+        except (StartFailed, OSError) as error:
+            self._fail(f"process {dead.name} died ({dead.cause()}) and cannot be started again: {error}")
 
     def _fail(self, reason: str) -> None:
         """The engine cannot go on: live streams end with an error event, then everything stops with status 1."""
-        if self._is_stopping:
-            return
         log_event("engine.failed", reason=reason)
+        self._status = 1
         for child in self._children.values():
             child.control.send(Gone("engine", 0, reason, is_final=True))
-        self._background(self._stop(0.0, status=1))
+        if not self._is_draining:
+            self._begin_stop(0.0)
 
     # Stop
 
-    async def _stop(self, drain_timeout_s: float, status: int) -> None:
-        if self._is_stopping:
-            return
-        self._is_stopping = True
+    def _begin_stop(self, drain_timeout_s: float) -> None:
+        """While the engine drains a worker that dies is restarted as before: what runs shall finish."""
+        self._is_draining = True
         log_event("engine.draining", timeout_s=drain_timeout_s)
         self._send_drain(drain_timeout_s)
+        self._faults.start(self._stop())
+
+    async def _stop(self) -> None:
         while not all(name in self._drained or not self._has_frontend(c) for name, c in self._children.items()):
             self._changed.clear()
             await self._changed.wait()
+        self._is_ending = True
         for child in reversed(list(self._children.values())):
             child.control.send(Shutdown())
             await child.wait_exit(_STOP_TIMEOUT_S)
-        log_event("engine.stopped", status=status)
-        if not self._outcome.done():
-            self._outcome.set_result(status)
+        log_event("engine.stopped", status=self._status)
+        self._outcome.set_result(self._status)
 
     def _send_drain(self, timeout_s: float) -> None:
         for child in self._children.values():
@@ -274,22 +321,15 @@ class Supervisor:
         return child.status is None and any(kind_of(a) == "frontend" for a in self._actors[child.name])
 
     async def _kill_all(self) -> None:
-        self._is_stopping = True
-        for task in self._tasks:
-            task.cancel()
+        self._is_ending = True
         for child in self._children.values():
             child.kill()
         for child in self._children.values():
             await child.wait_exit(None)
-            child.close()
+        await self._faults.wait_cancelled()
         close_board(self._board_fds)
         self._wiring.close()
         os.close(self._page_fd)
-
-    def _background(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[call-overload]
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def watch_signals(supervisor: Supervisor) -> None:

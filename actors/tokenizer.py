@@ -32,6 +32,7 @@ from ..mailbox.messages.requests import (
 )
 from ..mailbox.messages.sampling import SamplingParams
 from ..text import Tokenizer
+from .faults import Faults
 from .sender import Sender
 from .text_deltas import TextDeltaBuffer
 from .text_state import TextState
@@ -49,6 +50,7 @@ class TokenizerActor:
         tokenizer: Tokenizer,
         schedulers: Mapping[str, Sender[TokenizerToScheduler]],
         frontends: Mapping[str, Sender[TokenizerToFrontend]],
+        faults: Faults,
         *,
         max_model_len: int,
         max_encodings: int,
@@ -57,6 +59,7 @@ class TokenizerActor:
     ) -> None:
         self.name = name
         self.inbox = inbox
+        self.faults = faults
         self._tokenizer = tokenizer
         self._schedulers = schedulers
         self._frontends = frontends
@@ -66,7 +69,6 @@ class TokenizerActor:
         self._states: dict[tuple[str, int], TextState] = {}
         self._encoding: dict[str, Generate] = {}
         """Requests whose prompt is being encoded; an abort takes one out, which cancels its admission."""
-        self._encodings: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(encoder_threads, thread_name_prefix="encode")
         self._unsent = TextDeltaBuffer()
         for sender in frontends.values():
@@ -101,16 +103,17 @@ class TokenizerActor:
         if is_full:
             limit = f"{self._max_encodings:,} prompts wait to be encoded, as many as may (max_queued_requests)"
             self._refuse(generate, Overloaded(limit, retry_after_s=1))
-            return
-        task = asyncio.get_running_loop().create_task(self._admit(generate))
-        self._encodings.add(task)
-        task.add_done_callback(self._encodings.discard)
+        elif not all(generate.sampling.stop):
+            self._refuse(generate, InvalidRequest("stop must not hold an empty string", param="stop"))
+        else:
+            self.faults.start(self._admit(generate))
 
     async def _admit(self, generate: Generate) -> None:
         loop = asyncio.get_running_loop()
         try:
             ids = await loop.run_in_executor(self._threads, self._encode, generate)
-            sampling = self._check(ids, generate.sampling)
+            prompt_param = "messages" if isinstance(generate.prompt, ChatPrompt) else "prompt"
+            sampling = self._check(ids, generate.sampling, prompt_param)
         except RequestError as error:
             self._refuse(generate, error)
             return
@@ -152,18 +155,18 @@ class TokenizerActor:
             case _:
                 assert_never(generate.prompt)
 
-    def _check(self, ids: list[int], sampling: SamplingParams) -> SamplingParams:
+    def _check(self, ids: list[int], sampling: SamplingParams, prompt_param: str) -> SamplingParams:
         """The prompt's length against the model's; `max_tokens` gets its final value."""
         limit = self._max_model_len
         if not ids:
-            raise InvalidRequest("the prompt has no tokens; give at least one", param="prompt")
+            raise InvalidRequest("the prompt has no tokens; give at least one", param=prompt_param)
         room = limit - len(ids)
         if room < 1:
             raise InvalidRequest(
                 f"prompt has {len(ids):,} tokens, the limit is {limit - 1:,} "
                 f"(max_model_len {limit:,}, less one to generate); shorten it or raise max_model_len",
                 code="context_length_exceeded",
-                param="prompt",
+                param=prompt_param,
             )
         if sampling.max_tokens is None:
             return msgspec.structs.replace(sampling, max_tokens=room)
@@ -250,8 +253,7 @@ class TokenizerActor:
         return None if entries is None else state.describe(entries[known : known + count])
 
     def close(self) -> None:
-        for task in self._encodings:
-            task.cancel()
+        self.faults.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
         for scheduler in self._schedulers.values():
             scheduler.close()

@@ -70,13 +70,23 @@ class Wiring:
 
 _RUN_DIR_PREFIX = "callboard-"
 _BACKLOG = 1024
+_LISTEN_ADVICE = {
+    errno.EADDRINUSE: "choose another with --port, or --port 0 for a free one",
+    errno.EADDRNOTAVAIL: "give an address of this machine: 127.0.0.1 for itself alone, 0.0.0.0 for all networks",
+    errno.EACCES: "ports below 1,024 need privileges; choose a higher one with --port",
+}
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise ConfigError(f"server.host = {host!r}: {error.strerror}", phase="network") from None
+    except (socket.gaierror, UnicodeError) as error:  # UnicodeError: a name that no name server could be asked for
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        raise ConfigError(
+            f"server.host = {host[:80]!r}: {reason}",
+            advice="give an address of this machine: 127.0.0.1 for itself alone, 0.0.0.0 for all networks",
+            phase="network",
+        ) from None
     sock = socket.socket(family, kind, proto)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -84,7 +94,7 @@ def _listen(host: str, port: int) -> socket.socket:
         sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
-        advice = "choose another with --port, or --port 0 for a free one" if error.errno == errno.EADDRINUSE else ""
+        advice = _LISTEN_ADVICE.get(error.errno or 0, "choose another address or port")
         raise ConfigError(
             f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}", advice=advice, phase="network"
         ) from None

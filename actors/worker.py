@@ -97,7 +97,7 @@ class WorkerActor:
             if plan.epoch != self._epoch:
                 raise StaleEpoch(plan.epoch, self._epoch)
             progress.mark(phase=Phase.STEPPING, step=plan.step)
-            result = runner.run(plan)
+            result = msgspec.structs.replace(runner.run(plan), num_plans_waiting=self._call_board.num_waiting())
             self._result_board.publish(encoder.encode(result), _PUBLISH_TIMEOUT_S, lambda _: "scheduling")
             progress.mark(phase=Phase.IDLE, step=plan.step)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ class ModelRunner:
                 logprobs = self._logprobs(logits, sampled, inputs.sample_rows)
                 token_ids = sampled.cpu().numpy().astype(np.int32)
                 self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, token_ids)
-        return StepResult(
+        result = StepResult(
             epoch=plan.epoch,
             step=plan.step,
             runs=inputs.sample_runs.tobytes(),
@@ -64,8 +65,8 @@ class ModelRunner:
             token_ids=token_ids.tobytes(),
             start_ns=start_ns,
             end_ns=time.monotonic_ns(),
-            **logprobs,
         )
+        return msgspec.structs.replace(result, **logprobs) if logprobs else result
 
     def warm_up(self) -> None:
         """Run small steps of every kind, so that the first request does not pay for first calls. The batch is left

@@ -1,20 +1,17 @@
 """y = x Wᵀ, with the weight held in the layout that is fastest where it is.
 
-On the CPU oneDNN blocks the weight once, at load ("packed"); `F.linear` would walk the plain layout at each call.
-Where the CPU has no bfloat16 arithmetic (x86 without AVX-512BW), oneDNN packs no bfloat16 and `F.linear` multiplies it
-row by row. There a bfloat16 model keeps its weights' values widened to float32 (`compute_dtype`): twice the bytes, and
-from 2 rows on several times as fast.
+On the CPU a library blocks the weight once, at load ("packed"); `F.linear` would walk the plain layout at each call.
+oneDNN packs float32, and bfloat16 where the CPU multiplies it. Where it does not (x86 without AVX-512BW), `F.linear`
+takes bfloat16 row by row and rounds each result to it. There FBGEMM packs the weight as float16, the same two bytes, and
+multiplies rows of float32 in float32. Where that is missing too (no AVX2), the weight is widened to float32.
 
-[3072, 576] times 1 / 4 / 16 / 128 rows, microseconds, one thread of an AVX2 CPU (AMD EPYC, shared), torch 2.13, best of
-40 in turns: float32 packed 184 / 325 / 1,059 / 6,004, plain 173 / 462 / 1,135 / 5,853; bfloat16 widened and packed
-197 / 340 / 1,076 / 6,064, plain 366 / 1,428 / 5,814 / 45,706. So packing is nearly neutral for float32 there and what
-counts is the widening. A number of rows not seen before costs about 0.5 ms once per weight shape (oneDNN generates code
-for it).
+Microseconds for 1 / 2 / 4 / 16 / 128 rows: MEASURED
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,35 +21,93 @@ _TYPICAL_ROWS = 16
 """Rows that oneDNN chooses the layout for; on the CPUs measured it takes the same one for 1 to 100."""
 
 
-class Linear:
-    """A weight [out_features, in_features] that multiplies rows; no bias.
+class Linear(Protocol):
+    """A weight [out_features, in_features] that multiplies rows; no bias."""
 
-    Packed, the plain `weight` is not kept. `num_bytes` is what it holds beside the caller's tensor: 0 if it is `shared`
-    (a tied head) and not packed.
-    """
-
-    __slots__ = ("_is_packed", "_weight", "num_bytes")
-
-    def __init__(self, weight: Tensor, *, shared: bool = False) -> None:
-        self._is_packed = weight.device.type == "cpu" and can_pack(weight.dtype)
-        self._weight: Tensor = (
-            torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS) if self._is_packed else weight
-        )
-        self.num_bytes = 0 if shared and not self._is_packed else weight.nbytes
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held beside the caller's tensor."""
+        ...
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_rows, in_features] in the weight's dtype. Returns [num_rows, out_features] in the same dtype."""
-        if not self._is_packed:
-            return F.linear(x, self._weight)
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
+        """x: [num_rows, in_features] of the weight's `compute_dtype`. Returns [num_rows, out_features] of the same."""
+        ...
+
+
+class PlainLinear:
+    """The weight as it came; `shared`: somebody else holds it too (a tied head), so its bytes are not counted here."""
+
+    __slots__ = ("_weight", "num_bytes")
+
+    def __init__(self, weight: Tensor, *, shared: bool = False) -> None:
+        self._weight = weight
+        self.num_bytes = 0 if shared else weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight)
+
+
+class PackedLinear:
+    """Packed by oneDNN in the weight's dtype: float32, or bfloat16 where `can_pack` it."""
+
+    __slots__ = ("_packed", "num_bytes")
+
+    def __init__(self, weight: Tensor) -> None:
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
+        self.num_bytes = weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
         return y
 
 
+class HalfLinear:
+    """Packed by FBGEMM as float16; x and y are float32.
+
+    float16 holds every bfloat16 from 2⁻¹⁴ to 65,504 exactly and smaller ones to within 2⁻²⁵: for weights that is below
+    their own rounding. Larger ones it cannot hold.
+    """
+
+    __slots__ = ("_packed", "num_bytes")
+
+    def __init__(self, weight: Tensor) -> None:
+        self._packed: torch.ScriptObject = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
+        self.num_bytes = weight.numel() * torch.float16.itemsize
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
+        return y
+
+
+def hold_linear(weight: Tensor, *, shared: bool = False) -> Linear:
+    """`weight` [out_features, in_features], of a model of its dtype, in the way that is fastest there.
+
+    `shared`: somebody else holds this tensor too (a tied head).
+    """
+    dtype, device = weight.dtype, weight.device
+    if held_dtype(dtype, device) == torch.float16 != dtype and _fits_half(weight):
+        return HalfLinear(weight)
+    weight = weight.to(compute_dtype(dtype, device))
+    if is_packed(dtype, device):
+        return PackedLinear(weight)
+    return PlainLinear(weight, shared=shared)
+
+
+def held_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype in which a model of `dtype` holds its matrices (one that float16 cannot hold is widened instead)."""
+    if device.type != "cpu" or can_pack(dtype) or not can_pack(torch.float32):
+        return dtype
+    return torch.float16 if dtype == torch.bfloat16 and can_pack_half() else torch.float32
+
+
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype in which a model of `dtype` holds its weights and multiplies: float32 where bfloat16 is not native."""
-    if device.type == "cpu" and not can_pack(dtype) and can_pack(torch.float32):
-        return torch.float32
-    return dtype
+    """The dtype of the rows that a model of `dtype` multiplies: float32 where the CPU has no arithmetic for `dtype`."""
+    return dtype if held_dtype(dtype, device) == dtype else torch.float32
+
+
+def is_packed(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a model of `dtype` packs its matrices, so that a tied head is a second copy."""
+    return device.type == "cpu" and (can_pack(dtype) or held_dtype(dtype, device) != dtype)
 
 
 @lru_cache
@@ -60,10 +115,25 @@ def can_pack(dtype: torch.dtype) -> bool:
     """Whether oneDNN packs and multiplies `dtype` on this CPU, tried on a small weight."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    weight, x = torch.ones(16, 32, dtype=dtype), torch.ones(2, 32, dtype=dtype)
+    return _is_right(PackedLinear, dtype, dtype)
+
+
+@lru_cache
+def can_pack_half() -> bool:
+    """Whether FBGEMM packs float16 on this CPU and multiplies float32 with it, tried on a small weight."""
+    return _is_right(HalfLinear, torch.bfloat16, torch.float32)
+
+
+def _is_right(packed_class: type[PackedLinear | HalfLinear], dtype: torch.dtype, row_dtype: torch.dtype) -> bool:
     try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
-        y = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-    except (AttributeError, RuntimeError):  # built without oneDNN, or the CPU lacks the instructions
+        y = packed_class(torch.ones(16, 32, dtype=dtype))(torch.ones(2, 32, dtype=row_dtype))
+    except (AttributeError, RuntimeError):  # built without the library, or the CPU lacks the instructions
         return False
     return bool((y == 32).all())
+
+
+def _fits_half(weight: Tensor) -> bool:
+    """Whether float16 can hold all of it; FBGEMM would clip the rest."""
+    lowest, highest = (float(value) for value in weight.aminmax())  # a bfloat16 comparison would round the limit
+    limit = torch.finfo(torch.float16).max
+    return -limit <= lowest and highest <= limit

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from ..checkpoints.llama_weights import llama_weights as checkpoint_weights
 from ..checkpoints.shape import ModelShape
-from .linear import Linear, can_pack, compute_dtype
+from .linear import Linear, compute_dtype, held_dtype, hold_linear, is_packed
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
 class Layer(NamedTuple):
-    """Weights of one layer, in its compute dtype."""
+    """Weights of one layer; vectors in the compute dtype."""
 
     input_norm: Tensor
     """[hidden_size]"""
@@ -72,12 +72,18 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 
 def planned_weight_bytes(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> int:
-    """`LlamaWeights.num_bytes` of a model that is not loaded yet."""
-    width = compute_dtype(dtype, device)
-    sizes = {name: prod(size) for name, size in tensor_shapes(shape).items()}
-    embedding = sizes.pop(EMBEDDING)
-    packed_head = embedding if shape.tie_word_embeddings and device.type == "cpu" and can_pack(width) else 0
-    return embedding * dtype.itemsize + (sum(sizes.values()) + packed_head) * width.itemsize
+    """`LlamaWeights.num_bytes` of a model that is not loaded yet, if all its matrices can be held in `held_dtype`."""
+    sizes = tensor_shapes(shape)
+    embedding = prod(sizes.pop(EMBEDDING))
+    vectors = sum(prod(size) for size in sizes.values() if len(size) == 1)
+    matrices = sum(prod(size) for size in sizes.values() if len(size) == 2)
+    if shape.tie_word_embeddings and is_packed(dtype, device):
+        matrices += embedding
+    return (
+        embedding * dtype.itemsize
+        + vectors * compute_dtype(dtype, device).itemsize
+        + matrices * held_dtype(dtype, device).itemsize
+    )
 
 
 def gather_weights(
@@ -93,8 +99,8 @@ def gather_weights(
             finished[stack.name] = stack.take() if name == EMBEDDING else _finish(stack.take(), width)
     embedding, final_norm = finished[EMBEDDING], finished[FINAL_NORM]
     assert isinstance(embedding, Tensor) and isinstance(final_norm, Tensor)
-    head = finished.get(HEAD) or Linear(embedding.to(width), shared=True)
-    assert isinstance(head, Linear)
+    head = finished[HEAD] if HEAD in finished else hold_linear(embedding, shared=True)
+    assert not isinstance(head, Tensor)
     layers = tuple(_layer(finished, layer) for layer in range(shape.num_layers))
     return LlamaWeights(embedding, layers, final_norm, head)
 
@@ -104,7 +110,7 @@ def _layer(finished: dict[str, Tensor | Linear], layer: int) -> Layer:
 
 
 def _finish(whole: Tensor, width: torch.dtype) -> Tensor | Linear:
-    return Linear(whole.to(width)) if whole.dim() == 2 else whole.to(width)
+    return hold_linear(whole) if whole.dim() == 2 else whole.to(width)
 
 
 class _Stack:

@@ -153,6 +153,6 @@ class Scheduler:
         if builder.is_empty:
             return None  # rows freed since the last plan are named in the next one
         plan = builder.build(self._epoch, self._next_step, now_ns, state.rows.drain_removed())
-        state.steps.plan(plan.step, plan.runs, now_ns)
+        state.steps.plan(plan.step, plan.runs)
         self._next_step += 1
         return plan

@@ -18,7 +18,7 @@ def apply_result(state: SchedulerState, result: StepResult) -> None:
     Results of a run that is over (ended or preempted since the plan) are dropped. Raises ProtocolViolation if the
     result is not the oldest step's, its arrays do not match, or a token leaves a gap.
     """
-    state.steps.complete(result.step, result.end_ns)
+    state.steps.complete(result.step, result.num_plans_waiting > 0)
     runs = np.frombuffer(result.runs, dtype="<i8").tolist()
     positions = np.frombuffer(result.positions, dtype="<i4").tolist()
     token_ids = np.frombuffer(result.token_ids, dtype="<i4").tolist()

@@ -6,11 +6,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from ..actors.frontend_api import FrontendAPI
-from ..errors import InvalidRequest, RequestError
+from ..errors import RequestError
 from ..topology.schema import ServerSection
 from .api_keys import ApiKeys, read_api_keys
 from .generation import GenerationHandlers
-from .http_errors import error_response, from_http_exception, unexpected
+from .http_errors import error_response, from_http_exception, invalid_body, unexpected
 from .metrics import ServerMetrics
 from .request_ids import REQUEST_ID, request_id_header
 from .service_endpoints import ServiceHandlers
@@ -54,11 +54,11 @@ def _answer_errors(api_keys: ApiKeys | None) -> Middleware:
         except RequestError as error:
             response = error_response(error)
         except web.HTTPException as error:
-            response = error_response(from_http_exception(error))
+            response = error_response(from_http_exception(error, request.method, request.path))
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
         except (web.RequestPayloadError, web.PayloadAccessError) as error:
-            response = error_response(InvalidRequest(f"the request body cannot be read: {error}", code="invalid_body"))
+            response = error_response(invalid_body(error))
         except ConnectionError:
             raise
         except Exception as error:

@@ -12,6 +12,7 @@ from ..errors import EngineFailure, InvalidRequest, RequestError
 
 logger = logging.getLogger("callboard.server")
 
+MAX_PATH_CHARS = 200
 MAX_MESSAGE_CHARS = 2000
 """Error bodies stay small whatever the client sent."""
 
@@ -57,12 +58,26 @@ def error_response(error: RequestError) -> web.Response:
     return response
 
 
-def from_http_exception(error: web.HTTPException) -> RequestError:
+def from_http_exception(error: web.HTTPException, method: str, path: str) -> RequestError:
     """aiohttp's own answers (no such path, wrong method, body too large) in the same shape."""
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return InvalidRequest(f"the request body is too large: {error.text}", code="request_too_large", status=413)
+    if isinstance(error, web.HTTPNotFound):
+        return InvalidRequest(f"there is no {path[:MAX_PATH_CHARS]!r} here", code="unknown_path", status=404)
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return InvalidRequest(
+            f"{method} is not allowed at {path[:MAX_PATH_CHARS]!r}; allowed: {allowed}",
+            code="method_not_allowed",
+            status=405,
+        )
     kind = InvalidRequest.type if error.status < 500 else EngineFailure.type
     return RequestError(f"{error.status} {error.reason}", status=error.status, type=kind)
+
+
+def invalid_body(error: Exception) -> InvalidRequest:
+    """The body broke off, or is not what its Content-Encoding says."""
+    return InvalidRequest(f"the request body cannot be read: {' '.join(str(error).split())}", code="invalid_body")
 
 
 def unexpected(error: Exception) -> EngineFailure:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import jinja2
@@ -37,6 +37,9 @@ _RENDER_ERRORS = (
 )
 
 
+SYNTAX_ADVICE = "correct it, or give another file with [model] chat_template"
+
+
 class ChatTemplate:
     """A compiled template. Rendering may run in several threads.
 
@@ -60,9 +63,11 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"{where} has a syntax error in line {error.lineno}: {error.message}") from error
+            raise ConfigError(
+                f"{where} has a syntax error in line {error.lineno}: {error.message}", advice=SYNTAX_ADVICE
+            ) from error
         except RecursionError as error:
-            raise ConfigError(f"{where} is nested too deeply") from error
+            raise ConfigError(f"{where} is nested too deeply", advice=SYNTAX_ADVICE) from error
 
     def render(
         self,
@@ -81,20 +86,38 @@ class ChatTemplate:
         def strftime_now(format: str) -> str:
             return (datetime.datetime.now() if now is None else now).strftime(format)
 
+        seen = [_as_template_sees(message) for message in messages]
         try:
-            return self._template.render(
-                messages=[_as_template_sees(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                strftime_now=strftime_now,
-                **self._special_tokens,
-            )
+            return self._render(seen, add_generation_prompt, strftime_now)
+        except TypeError as error:
+            # Many templates join `message['content']` with text and know no message without content, such as one that
+            # only calls tools; others ask whether it is None. So None comes first, and "" where that cannot be joined.
+            if all(message["content"] is not None for message in seen):
+                raise _unrenderable(error) from error
         except _RENDER_ERRORS as error:
-            reason = getattr(error, "message", None) or str(error) or type(error).__name__
-            raise InvalidRequest(
-                f"the chat template cannot render these messages: {reason}", param="messages"
-            ) from error
+            raise _unrenderable(error) from error
+        try:
+            with_text = [{**message, "content": message["content"] or ""} for message in seen]
+            return self._render(with_text, add_generation_prompt, strftime_now)
+        except _RENDER_ERRORS as error:
+            raise _unrenderable(error) from error
+
+    def _render(
+        self, messages: list[dict[str, JSON]], add_generation_prompt: bool, strftime_now: Callable[[str], str]
+    ) -> str:
+        return self._template.render(
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            strftime_now=strftime_now,
+            **self._special_tokens,
+        )
+
+
+def _unrenderable(error: Exception) -> InvalidRequest:
+    reason = getattr(error, "message", None) or str(error) or type(error).__name__
+    return InvalidRequest(f"the chat template cannot render these messages: {reason}", param="messages")
 
 
 def _as_template_sees(message: ChatMessage) -> dict[str, JSON]:

@@ -27,4 +27,8 @@ def _read(path: str) -> str:
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the chat template {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text: {error}"
+        raise ConfigError(
+            f"cannot read the chat template {path!r}: {reason}",
+            advice="correct [model] chat_template, or leave it out for the model's own",
+        ) from error

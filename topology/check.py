@@ -11,7 +11,7 @@ from ..checkpoints.shape import ModelShape
 from ..errors import ConfigError
 from .boards import MAX_SLOT_BYTES, plan_bytes
 from .check_processes import check_processes
-from .decode import show_value
+from .decode import ADVICE_FOR_MANY, show_value
 from .plan import block_bytes_of, blocks_for, render_bytes
 from .problem import NOT_YET, Problem
 from .schema import Topology
@@ -41,10 +41,10 @@ def ensure_valid(topology: Topology, shape: ModelShape | None = None) -> None:
     """Raise ConfigError with all problems, one a line, if there are any."""
     problems = check_topology(topology, shape)
     if len(problems) == 1:
-        raise ConfigError(problems[0].sentence())
+        raise ConfigError(problems[0].fault(), advice=problems[0].advice)
     if problems:
         lines = "\n".join(f"  {problem.sentence()}" for problem in problems)
-        raise ConfigError(f"{len(problems)} problems in the topology:\n{lines}")
+        raise ConfigError(f"{len(problems)} problems in the topology:\n{lines}", advice=ADVICE_FOR_MANY)
 
 
 def _check_model(topology: Topology, shape: ModelShape | None, problems: list[Problem]) -> None:

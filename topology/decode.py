@@ -13,9 +13,13 @@ from .describe import allowed_values, field_types, list_section_type, nearest, s
 from .schema import Topology
 
 MAX_SHOWN_CHARACTERS = 60
+ADVICE_FOR_MANY = "correct them all; `callboard topology check FILE` looks without starting"
 
 Origins = Mapping[tuple[str, ...], str]
 """Path of a field -> where its value comes from, for fields that do not come from the file."""
+
+_Fault = tuple[str, str]
+"""(what is wrong and where, what to do or what is allowed)"""
 
 
 def decode_topology(tables: Mapping[str, object], place: str, origins: Origins | None = None) -> Topology:
@@ -23,16 +27,17 @@ def decode_topology(tables: Mapping[str, object], place: str, origins: Origins |
 
     Raises ConfigError with all faults, one a line.
     """
-    faults: list[str] = []
+    faults: list[_Fault] = []
     _check_struct(tables, Topology, (), place, origins or {}, faults)
     if not faults:
         try:
             return msgspec.convert(tables, Topology)
         except msgspec.ValidationError as error:  # a rule that only the whole struct shows
-            faults.append(f"{place}: {error}")
+            faults.append((f"{place}: {error}", "correct the file"))
     if len(faults) == 1:
-        raise ConfigError(faults[0])
-    raise ConfigError(f"{len(faults)} faults:\n" + "\n".join(f"  {fault}" for fault in faults))
+        raise ConfigError(faults[0][0], advice=faults[0][1])
+    lines = "\n".join(f"  {cause}; {advice}" for cause, advice in faults)
+    raise ConfigError(f"{len(faults)} faults:\n{lines}", advice=ADVICE_FOR_MANY)
 
 
 def show_value(value: object) -> str:
@@ -65,23 +70,24 @@ def _check_struct(
     path: tuple[str, ...],
     place: str,
     origins: Origins,
-    faults: list[str],
+    faults: list[_Fault],
 ) -> None:
     known = field_types(struct)
     for name in table:
         if name not in known:
             what = "section" if not path else "field"
-            faults.append(f'{place}, {section_title(path)}: unknown {what} "{name}"; {nearest(name, known)}')
+            faults.append((f'{place}, {section_title(path)}: unknown {what} "{name}"', nearest(name, known)))
     for field in msgspec.structs.fields(struct):
         if field.name in table:
             _check_field(table[field.name], field.type, (*path, field.name), place, origins, faults)
         elif field.required:
             what = f"[{field.name}] is missing" if not path else f'"{field.name}" is missing'
-            faults.append(f"{place}, {section_title(path)}: {what}; it must be given ({allowed_values(field.type)})")
+            advice = f"it must be given ({allowed_values(field.type)})"
+            faults.append((f"{place}, {section_title(path)}: {what}", advice))
 
 
 def _check_field(
-    value: object, declared: object, path: tuple[str, ...], place: str, origins: Origins, faults: list[str]
+    value: object, declared: object, path: tuple[str, ...], place: str, origins: Origins, faults: list[_Fault]
 ) -> None:
     section, list_section = section_type(declared), list_section_type(declared)
     if section is not None and isinstance(value, Mapping):
@@ -97,10 +103,8 @@ def _check_field(
         msgspec.convert(value, declared)
     except msgspec.ValidationError:
         where = origins.get(path, place)
-        faults.append(
-            f"{where}, {section_title(path[:-1])}: {path[-1]} = {show_value(value)} is not allowed; "
-            f"allowed is {allowed_values(declared)}"
-        )
+        cause = f"{where}, {section_title(path[:-1])}: {path[-1]} = {show_value(value)} is not allowed"
+        faults.append((cause, f"allowed is {allowed_values(declared)}"))
 
 
 def process_label(table: Mapping[str, object], index: int) -> str:

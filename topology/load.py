@@ -29,11 +29,18 @@ def load_topology(path: str | os.PathLike[str], overrides: Overrides = (), *, so
         with open(path, "rb") as file:
             tables: Table = tomllib.load(file)
     except OSError as error:
-        raise ConfigError(f"cannot read the topology file {place!r}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot read the topology file {place!r}: {error.strerror}",
+            advice="give the path of a TOML file; the repository's examples/ folder has some",
+        ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the topology file {place!r} is not UTF-8 text: {error}") from error
+        raise ConfigError(
+            f"the topology file {place!r} is not UTF-8 text: {error}", advice="save it as UTF-8"
+        ) from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the topology file {place!r} is not valid TOML: {error}") from error
+        raise ConfigError(
+            f"the topology file {place!r} is not valid TOML: {error}", advice="correct the syntax at that place"
+        ) from error
     if source is not None:
         model = tables.setdefault("model", {})
         if isinstance(model, dict):
@@ -61,7 +68,7 @@ def _apply(tables: Table, overrides: Overrides) -> Origins:
 def _split(override: str) -> tuple[str, str]:
     key, equals, text = override.partition("=")
     if not equals:
-        raise ConfigError(f"--set {override}: no value; the form is section.key=value")
+        raise ConfigError(f"--set {override}: no value", advice="the form is section.key=value")
     return key, text
 
 
@@ -71,9 +78,9 @@ def _set(tables: Table, key: str, text: str) -> tuple[str, ...]:
     names = key.split(".")
     sections = field_types(Topology)
     if len(names) < 2:
-        raise ConfigError(f"{where}: {key!r} names no field; the form is section.key=value")
+        raise ConfigError(f"{where}: {key!r} names no field", advice="the form is section.key=value")
     if names[0] not in sections:
-        raise ConfigError(f'{where}: unknown section "{names[0]}"; {nearest(names[0], sections)}')
+        raise ConfigError(f'{where}: unknown section "{names[0]}"', advice=nearest(names[0], sections))
     struct = section_type(sections[names[0]])
     path: tuple[str, ...] = (names[0],)
     if struct is not None:
@@ -86,7 +93,7 @@ def _set(tables: Table, key: str, text: str) -> tuple[str, ...]:
     while struct is not None and rest:
         known = field_types(struct)
         if rest[0] not in known:
-            raise ConfigError(f'{where}: unknown field "{rest[0]}" in {names[0]}; {nearest(rest[0], known)}')
+            raise ConfigError(f'{where}: unknown field "{rest[0]}" in {names[0]}', advice=nearest(rest[0], known))
         path = (*path, rest[0])
         declared = known[rest[0]]
         if len(rest) == 1:
@@ -96,13 +103,13 @@ def _set(tables: Table, key: str, text: str) -> tuple[str, ...]:
         if struct is not None:
             table = _subtable(table, rest[0], where)
         rest = rest[1:]
-    raise ConfigError(f"{where}: {key!r} names no field; the form is section.key=value")
+    raise ConfigError(f"{where}: {key!r} names no field", advice="the form is section.key=value")
 
 
 def _subtable(tables: Table, name: str, where: str) -> Table:
     table = tables.setdefault(name, {})
     if not isinstance(table, dict):
-        raise ConfigError(f"{where}: {name} is not a table in the topology file")
+        raise ConfigError(f"{where}: {name} is not a table in the topology file", advice=f"write [{name}]")
     return table
 
 
@@ -113,12 +120,12 @@ def _process_table(tables: Table, names: list[str], where: str) -> tuple[Table, 
         tables["process"] = [msgspec.to_builtins(process) for process in defaults]
     processes = tables["process"]
     if len(names) < 3 or not isinstance(processes, list):
-        raise ConfigError(f"{where}: {'.'.join(names)!r} names no field; the form is process.NAME.field=value")
+        raise ConfigError(f"{where}: {'.'.join(names)!r} names no field", advice="the form is process.NAME.field=value")
     for index, process in enumerate(processes):
         if isinstance(process, dict) and process.get("name") == names[1]:
             return process, ("process", process_label(process, index))
     known = [str(process.get("name")) for process in processes if isinstance(process, dict)]
-    raise ConfigError(f'{where}: no process is named "{names[1]}"; {nearest(names[1], known)}')
+    raise ConfigError(f'{where}: no process is named "{names[1]}"', advice=nearest(names[1], known))
 
 
 def _parse(text: str, declared: object) -> object:

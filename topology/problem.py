@@ -21,4 +21,8 @@ class Problem(msgspec.Struct, frozen=True):
 
     def sentence(self) -> str:
         """The problem in one line."""
-        return f"{self.place}: {self.got}; allowed: {self.allowed}; {self.advice}"
+        return f"{self.fault()}; {self.advice}"
+
+    def fault(self) -> str:
+        """The problem without what to do about it."""
+        return f"{self.place}: {self.got}; allowed: {self.allowed}"

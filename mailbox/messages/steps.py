@@ -89,6 +89,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31)
     """int32 [j, max_logprobs_of_the_step]; a request takes the first `sampling.logprobs` of its row."""
     top_logprobs: bytes = b""
     """float32, shape of top_ids"""
+    num_plans_waiting: int = 0
+    """Plans on the call board that the worker had not taken when the step ended."""
 
 
 CallBoardMessage = StepPlan

@@ -261,8 +261,8 @@ class Engine:
         self.plans: deque[bytes] = deque()
         self.results: deque[StepResult] = deque()
         self.planned: list[StepPlan] = []
-        self.ended: dict[int, int] = {}
-        """step -> end_ns of results that the scheduler has seen."""
+        self.had_successor: dict[int, bool] = {}
+        """Step -> whether the next plan waited when it ended, of results that the scheduler has seen."""
         if is_attached:
             self.attach()
 
@@ -314,12 +314,13 @@ class Engine:
     def work(self) -> None:
         """The worker runs the oldest plan."""
         assert self.worker is not None
-        self.results.append(self.worker.work(self.plans.popleft(), self.tick()))
+        result = self.worker.work(self.plans.popleft(), self.tick())
+        self.results.append(msgspec.structs.replace(result, num_plans_waiting=len(self.plans)))
 
     def deliver(self) -> list[StepPlan]:
         """The scheduler gets the oldest result."""
         result = self.results.popleft()
-        self.ended[result.step] = result.end_ns
+        self.had_successor[result.step] = result.num_plans_waiting > 0
         return self.pump(result)
 
     def run_step(self) -> list[StepPlan]:

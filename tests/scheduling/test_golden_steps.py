@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -127,7 +128,7 @@ def test_step_wall_ms_depth(depth: int) -> None:
             pending.append((device_us, StepResult(1, plan.step, plan.runs, position, token, 0, 1000 * device_us)))
         at_us, result = pending.pop(0)
         cpu_us = max(cpu_us, at_us)
-        events = [result]
+        events = [msgspec.structs.replace(result, num_plans_waiting=len(pending))]
     assert (ends[-1] - ends[-2]) / 1000 == golden("step_wall_ms_depth")[str(depth)]
     statistics = scheduler.statistics()
     assert statistics.num_steady_steps == statistics.num_steps - depth

@@ -48,9 +48,9 @@ def num_steady_and_overlapped(engine: Engine) -> tuple[int, int]:
     """Brute-force twin of the step log: all pairs of neighbouring plans of one epoch whose first has a result."""
     steady = overlapped = 0
     for plan, following in zip(engine.planned, engine.planned[1:], strict=False):
-        if plan.epoch == following.epoch and plan.step in engine.ended and plan.runs == following.runs:
+        if plan.epoch == following.epoch and plan.step in engine.had_successor and plan.runs == following.runs:
             steady += 1
-            overlapped += following.now_ns < engine.ended[plan.step]
+            overlapped += engine.had_successor[plan.step]
     return steady, overlapped
 
 

@@ -174,10 +174,13 @@ async def test_version_and_unknown_paths(serve, http):
     assert await get(http, url + "/version") == (200, {"version": __version__})
     status, answer = await get(http, url + "/v1/embeddings")
     assert (status, set(answer["error"])) == (404, {"message", "type", "param", "code"})
+    assert answer["error"]["message"] == "there is no '/v1/embeddings' here"
     async with http.get(url + "/v1/completions") as response:
         assert response.status == 405
         assert "POST" in response.headers["Allow"]
-        assert (await response.json())["error"]["type"] == "invalid_request_error"
+        error = (await response.json())["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["message"] == "GET is not allowed at '/v1/completions'; allowed: POST"
 
 
 async def test_api_keys(serve, http, tmp_path):

@@ -97,10 +97,19 @@ def test_raise_exception_is_the_requests_fault() -> None:
     assert (caught.value.status, caught.value.param) == (400, "messages")
 
 
+def test_no_content_is_none_to_templates_that_ask_and_empty_text_to_those_that_join() -> None:
+    call = ChatMessage("assistant", None, tool_calls=(ToolCall("c1", "f", "{}"),))
+    asking = "{% set m = messages[0] %}{% if m.content is none %}<{{ m.tool_calls[0].function.name }}>{% endif %}"
+    assert render(asking, call) == "<f>"
+    joining = "{% for m in messages %}{{ m['role'] + ':' + m['content'] + ';' }}{% endfor %}"
+    assert render(joining, ChatMessage("user", "x"), call) == "user:x;assistant:;"
+
+
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ 'a' + messages[0].content }}",
+        "{{ 'a' + 1 }}",
+        "{{ 1 + messages[0].content }}",
         "{{ messages[9].role }}",
         "{{ nothing.at.all }}",
         "{{ 1 / 0 }}",

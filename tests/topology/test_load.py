@@ -165,3 +165,15 @@ def test_whatever_a_file_holds_it_is_a_topology_or_a_config_error(section, value
             assert isinstance(decode_topology(tables, "file"), Topology)
         except ConfigError as error:
             assert "file" in str(error)
+
+
+def test_one_fault_comes_with_its_advice_apart(tmp_path):
+    path = tmp_path / "t.toml"
+    path.write_text('[model]\nsource = "m"\n[server]\nprot = 1\n')
+    with pytest.raises(ConfigError) as caught:
+        load_topology(path)
+    assert caught.value.cause == f'{path}, [server]: unknown field "prot"'
+    assert caught.value.advice == 'did you mean "port"?'
+    with pytest.raises(ConfigError) as caught:
+        topology_from("m", ["server.prot=1"])
+    assert caught.value.advice == 'did you mean "port"?'

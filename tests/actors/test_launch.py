@@ -1,0 +1,34 @@
+"""From a topology to what the supervisor starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from callboard.actors import launch
+from callboard.errors import ConfigError, ModelNotFound
+from callboard.topology import topology_from
+
+
+@pytest.mark.parametrize(("has_bfloat16", "dtype"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_becomes_what_the_cpu_multiplies(
+    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool, dtype: str
+) -> None:
+    monkeypatch.setattr(launch, "_cpu_has_bfloat16", lambda: has_bfloat16)
+    ready = launch.prepare_launch(topology_from(str(tiny_llama_dir)))
+    assert (ready.topology.model.dtype, ready.topology.model.kv_dtype) == (dtype, dtype)
+    assert (ready.shape.num_layers, ready.shape.vocab_size, ready.shape.eos_token_ids) == (2, 257, (0,))
+    assert 0 < ready.max_model_len <= 4096 and ready.ledger.num_blocks > 0
+
+
+def test_a_dtype_that_was_named_stays(tiny_llama_dir: Path) -> None:
+    ready = launch.prepare_launch(topology_from(str(tiny_llama_dir), ["model.dtype=float32"]))
+    assert (ready.topology.model.dtype, ready.topology.model.kv_dtype) == ("float32", "float32")
+
+
+def test_a_missing_model_and_a_length_it_does_not_have_are_named(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        launch.prepare_launch(topology_from(str(tmp_path / "nothing")))
+    with pytest.raises(ConfigError, match=r"max_model_len.*5[,_]?000"):
+        launch.prepare_launch(topology_from(str(tiny_llama_dir), ["model.max_model_len=5000"]))

@@ -1,0 +1,279 @@
+"""The tokenizer actor: prompts to ids, ids to text, and the one terminal event."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from callboard.actors.faults import Faults
+from callboard.actors.sender import Sender
+from callboard.actors.tokenizer import TokenizerActor, TokenizerInbound
+from callboard.errors import ProtocolViolation
+from callboard.mailbox import Inbox, LocalOutbox
+from callboard.mailbox.messages.admission import Admit, Stop, TokenDeltas, TokenizerToScheduler
+from callboard.mailbox.messages.requests import (
+    Abort,
+    ChatMessage,
+    ChatPrompt,
+    Finish,
+    Generate,
+    Prompt,
+    Refused,
+    TextPrompt,
+    TokenizerToFrontend,
+    TokenLogprobs,
+    TokenPrompt,
+    Usage,
+)
+from callboard.mailbox.messages.sampling import SamplingParams
+from callboard.tests.actors.delivery_world import Threads, make_tokenizer
+from callboard.text import ChatTemplate
+
+LENGTH = Finish("length", Usage(2, 9, 0))
+
+
+class Rig:
+    """One tokenizer actor; `threads` encode when they are told to."""
+
+    def __init__(self, max_encodings: int = 2, capacity: int = 8) -> None:
+        self.to_scheduler: Inbox[Any] = Inbox(TokenizerToScheduler, capacity, 1 << 20)
+        self.to_frontend: Inbox[Any] = Inbox(TokenizerToFrontend, capacity, 1 << 20)
+        self.faults = Faults()
+        self.actor = TokenizerActor(
+            "tokenizer",
+            Inbox(TokenizerInbound, 8, 1 << 20),
+            make_tokenizer(),
+            {"scheduler": Sender(LocalOutbox(self.to_scheduler), self.faults)},
+            {"frontend": Sender(LocalOutbox(self.to_frontend), self.faults)},
+            self.faults,
+            max_model_len=10,
+            max_encodings=max_encodings,
+            eos_token_ids=(0,),
+        )
+        self.actor._threads.shutdown()
+        self.threads = Threads()
+        self.actor._threads = self.threads  # type: ignore[assignment]
+
+    def generate(self, name: str = "r", prompt: Prompt | None = None, **sampling: Any) -> Generate:
+        params = SamplingParams(**({"seed": 1} | sampling))
+        message = Generate(
+            name, 1, "frontend", "tokenizer", "scheduler", prompt or TokenPrompt([1, 2]), params, 7, "salt",
+            sampling.get("logprobs") is not None,
+        )  # fmt: skip
+        self.actor.handle(message)
+        return message
+
+    async def encode(self) -> None:
+        """Encode everything, and let the actor's tasks go on."""
+        while not self.threads.waiting and self.faults._tasks:
+            await asyncio.sleep(0)
+        while self.threads.waiting:
+            self.threads.run_one(0)
+        while self.faults._tasks:
+            await asyncio.sleep(0)
+
+    def tokens(self, position: int, ids: list[int], finish: Finish | None = None, **more: Any) -> None:
+        finishes = {} if finish is None else {0: finish}
+        self.actor.handle(TokenDeltas(["r"], [0], [1], [position], [ids], [0], finishes, **more))
+
+    def answer(self) -> Any:
+        """The next message to the frontend."""
+        self.actor.flush()
+        return self.to_frontend.receive_nowait()
+
+    def sent(self) -> list[Any]:
+        return self.to_scheduler.receive_all_nowait()
+
+    def holds_nothing(self) -> bool:
+        actor = self.actor
+        return not actor._states and not actor._encoding and not actor._unsent.frontends()
+
+
+async def test_a_request_is_admitted_with_its_ids_and_a_final_max_tokens() -> None:
+    rig = Rig()
+    rig.generate(prompt=TextPrompt("ab c"))
+    await rig.encode()
+    assert rig.sent() == [
+        Admit("r", 0, 1, "tokenizer", [4, 8, 3], SamplingParams(seed=1, max_tokens=7), (0,), 7, "salt")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "numbers", "param"),
+    [
+        (TokenPrompt([1] * 10), 1, ["10 tokens", "limit is 9"], "prompt"),
+        (TokenPrompt([1] * 4), 7, ["4 tokens", "max_tokens is 7", "11", "limit is 10"], "max_tokens"),
+        (TokenPrompt([]), 1, ["no tokens"], "prompt"),
+        (ChatPrompt((ChatMessage("user", "hi"),)), 1, ["no chat template"], "messages"),
+        (TextPrompt("\ud800"), 1, ["not valid Unicode"], "prompt"),
+    ],
+)
+async def test_a_prompt_that_cannot_be_served_is_a_400_with_its_numbers(
+    prompt: Prompt, max_tokens: int, numbers: list[str], param: str
+) -> None:
+    rig = Rig()
+    rig.generate(prompt=prompt, max_tokens=max_tokens)
+    await rig.encode()
+    refused = rig.answer()
+    assert isinstance(refused, Refused) and (refused.status, refused.param) == (400, param)
+    assert all(number in refused.message for number in numbers), refused.message
+    assert rig.sent() == [] and rig.holds_nothing()
+
+
+async def test_the_longest_that_fits_is_taken() -> None:
+    rig = Rig()
+    rig.generate(prompt=TokenPrompt([1] * 4), max_tokens=6)
+    await rig.encode()
+    assert rig.sent()[0].sampling.max_tokens == 6
+
+
+async def test_what_encoding_raises_ends_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    encode = rig.actor._tokenizer.encode
+
+    def faulty(text: str, add_special_tokens: bool) -> list[int]:
+        if text == "a":
+            raise RuntimeError("panic")
+        return encode(text, add_special_tokens)
+
+    monkeypatch.setattr(rig.actor._tokenizer, "encode", faulty)
+    rig.generate("bad", TextPrompt("a"))
+    rig.generate("good", TextPrompt("b"))
+    await rig.encode()
+    refused = rig.answer()
+    assert (refused.request_id, refused.status) == ("bad", 500) and "panic" in refused.message
+    assert [message.request_id for message in rig.sent()] == ["good"]
+    assert await rig.faults.run(asyncio.sleep(0, "alive")) == "alive"
+
+
+async def test_a_template_that_fails_is_a_400_of_that_request_alone() -> None:
+    rig = Rig()
+    source = "{{ raise_exception('no system role') if messages[0].role == 'system' else messages[0].content }}"
+    rig.actor._tokenizer.chat_template = ChatTemplate(source, {})
+    rig.generate("bad", ChatPrompt((ChatMessage("system", "a"),)))
+    rig.generate("good", ChatPrompt((ChatMessage("user", "ab"),)))
+    await rig.encode()
+    refused = rig.answer()
+    assert (refused.request_id, refused.status) == ("bad", 400) and "no system role" in refused.message
+    assert [message.prompt_token_ids for message in rig.sent()] == [[4]]
+
+
+async def test_an_empty_stop_string_is_refused_and_not_lost() -> None:
+    rig = Rig()
+    rig.generate(stop=("a", ""))
+    assert (rig.answer().param, rig.holds_nothing()) == ("stop", True)
+
+
+async def test_more_prompts_than_may_wait_are_a_429() -> None:
+    rig = Rig(max_encodings=2)
+    for name in "abc":
+        rig.generate(name)
+    refused = rig.answer()
+    assert (refused.request_id, refused.status, refused.retry_after_s) == ("c", 429, 1)
+    await rig.encode()
+    assert [message.request_id for message in rig.sent()] == ["a", "b"]
+
+
+async def test_an_abort_during_encoding_cancels_the_admission_and_still_ends_the_request() -> None:
+    rig = Rig()
+    rig.generate(stop=("ab",))
+    rig.actor.handle(Abort("r", 1, "gone"))
+    await rig.encode()
+    deltas = rig.answer()
+    assert (deltas.request_ids, deltas.token_ids, deltas.finishes[0].reason) == (["r"], [[]], "abort")
+    assert rig.sent() == [Abort("r", 1, "gone")] and rig.holds_nothing()
+
+
+async def test_an_abort_of_an_older_attempt_ends_nothing_but_goes_on() -> None:
+    rig = Rig()
+    rig.generate()
+    await rig.encode()
+    rig.actor.handle(Abort("r", 0, "old"))
+    assert [type(message) for message in rig.sent()] == [Admit, Abort]
+    rig.tokens(0, [1])
+    assert rig.answer().texts == ["a"]
+
+
+async def test_an_abort_gives_the_text_that_was_held_back() -> None:
+    rig = Rig()
+    rig.generate(stop=("abc",))
+    await rig.encode()
+    rig.tokens(0, [3, 4])
+    rig.actor.handle(Abort("r", 1, "gone"))
+    rig.tokens(2, [1])  # it crossed the abort
+    deltas = rig.answer()
+    assert (deltas.texts, deltas.token_ids, deltas.finishes[0]) == (["cab"], [[3, 4]], Finish("abort", Usage(2, 2, 0)))
+    assert rig.holds_nothing()
+
+
+async def test_a_stop_string_across_deltas_cuts_ids_text_usage_and_logprobs() -> None:
+    rig = Rig()
+    rig.generate(stop=("bca",), logprobs=0)
+    await rig.encode()
+    rows = lambda ids: {0: [TokenLogprobs(i, -i / 4, [], []) for i in ids]}  # noqa: E731
+    rig.tokens(0, [3, 4], logprobs=rows([3, 4]))  # c ab
+    first = rig.answer()
+    assert (first.texts, first.token_ids, first.prompts) == (["ca"], [[3, 4]], {0: [1, 2]})
+    rig.tokens(2, [3, 1, 2, 1], LENGTH, logprobs=rows([3, 1, 2, 1]))  # c a b a: complete at the second
+    last = rig.answer()
+    assert (last.positions, last.texts, last.token_ids) == ([2], [""], [[3, 1]])
+    assert last.finishes == {0: Finish("stop", Usage(2, 4, 0), "bca")}
+    assert [entry.data for entry in last.logprobs[0]] == [b"c", b"a"] and last.prompts == {}
+    assert rig.sent()[1:] == [Stop("r", 0, 1, 3)]
+    rig.tokens(6, [1])
+    rig.actor.flush()
+    assert rig.to_frontend.receive_all_nowait() == [] and rig.holds_nothing()
+
+
+async def test_the_schedulers_own_end_is_passed_on_and_needs_no_stop() -> None:
+    rig = Rig()
+    rig.generate(stop=("bb",))
+    await rig.encode()
+    rig.tokens(0, [1, 2, 6], LENGTH)  # half a character at the end
+    deltas = rig.answer()
+    assert (deltas.texts, deltas.finishes) == (["ab\ufffd"], {0: LENGTH})
+    assert [type(message) for message in rig.sent()] == [Admit] and rig.holds_nothing()
+
+
+async def test_tokens_it_has_are_dropped_and_a_gap_is_a_fault() -> None:
+    rig = Rig()
+    rig.generate()
+    await rig.encode()
+    rig.tokens(0, [1, 2])
+    rig.tokens(0, [1, 2])
+    rig.tokens(1, [2, 3])
+    deltas = rig.answer()
+    assert (deltas.positions, deltas.token_ids, deltas.texts) == ([0], [[1, 2, 3]], ["abc"])
+    with pytest.raises(ProtocolViolation, match="tokens at 4, the tokenizer has 3"):
+        rig.tokens(4, [1])
+
+
+async def test_a_refusal_of_the_scheduler_is_passed_on_once() -> None:
+    rig = Rig()
+    rig.generate()
+    await rig.encode()
+    refused = Refused("r", 0, 1, 429, "rate_limit_error", "full")
+    rig.actor.handle(refused)
+    rig.actor.handle(refused)
+    assert rig.to_frontend.receive_all_nowait() == [refused] and rig.holds_nothing()
+
+
+async def test_rows_for_a_full_frontend_merge_and_come_when_there_is_room() -> None:
+    rig = Rig(capacity=1)
+    rig.generate()
+    await rig.encode()
+    for position, token_id in enumerate([1, 2, 3, 1]):
+        rig.tokens(position, [token_id])
+        rig.actor.flush()
+    received = [await rig.to_frontend.receive() for _ in range(3)]
+    assert [message.texts for message in received] == [["a"], ["b"], ["ca"]]
+
+
+async def test_closing_during_an_encoding_leaves_no_task() -> None:
+    rig = Rig()
+    rig.generate()
+    rig.actor.close()
+    await rig.faults.wait_cancelled()
+    assert not rig.faults._tasks

@@ -1,0 +1,83 @@
+"""What the end-to-end tests ask of a running server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from callboard.bench.overlap import read_counter
+
+GAUGES = ("callboard:num_requests_running", "callboard:num_requests_waiting", "callboard:kv_cache_usage_perc")
+
+
+class Reply(msgspec.Struct):
+    """An HTTP answer."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.text)
+        return answer
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The OpenAI error body, whose form is checked."""
+        body = self.json
+        assert set(body) == {"error"}, self.text
+        error: dict[str, Any] = body["error"]
+        assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["type"], self.text
+        assert "Traceback" not in self.text and len(self.text) < 4_000
+        return error
+
+    @property
+    def chunks(self) -> list[dict[str, Any]]:
+        """Chunks of an event stream, which must end with [DONE]."""
+        events = [line.removeprefix("data: ") for line in self.text.split("\n\n") if line.startswith("data: ")]
+        assert events[-1] == "[DONE]", self.text[-300:]
+        return [json.loads(event) for event in events[:-1]]
+
+
+Send = Callable[..., Reply]
+
+
+def _send(
+    url: str, body: object = None, *, method: str | None = None, headers: Mapping[str, str] | None = None
+) -> Reply:
+    """POST `body` (bytes go as they are, anything else as JSON), or GET without one."""
+    payload = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(
+        url, payload, {"Content-Type": "application/json", **(headers or {})}, method=method
+    )
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return Reply(answer.status, dict(answer.headers), answer.read().decode())
+    except urllib.error.HTTPError as answer:
+        with answer:
+            return Reply(answer.code, dict(answer.headers), answer.read().decode())
+
+
+@pytest.fixture(scope="session")
+def send() -> Send:
+    """`send(url, body)` -> Reply."""
+    return _send
+
+
+@pytest.fixture(scope="session")
+def wait_idle() -> Callable[[str], None]:
+    """Returns when nothing runs or waits and no KV block is in use: the state of an engine that has nothing to do."""
+
+    async def wait(url: str) -> None:
+        while any([await asyncio.to_thread(read_counter, url, gauge) for gauge in GAUGES]):
+            await asyncio.sleep(0.02)  # between two looks at the gauges
+
+    return lambda url: asyncio.run(wait(url))
