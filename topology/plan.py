@@ -97,6 +97,7 @@ class MemoryLedger(msgspec.Struct, frozen=True):
     """Where the memory goes. All sizes in bytes."""
 
     weight_bytes: int
+    """Weights and tables of the loaded model: an estimate within 5 %."""
     activation_bytes: int
     """What the largest step holds beside weights and KV: an estimate, rounded up."""
     kv_bytes: int
@@ -105,6 +106,22 @@ class MemoryLedger(msgspec.Struct, frozen=True):
     available_bytes: int
     max_full_length_requests: int
     """Requests of max_model_len tokens that fit at once."""
+
+
+def weight_bytes_of(topology: Topology, shape: ModelShape, dtype_bytes: int) -> int:
+    """What a loaded model holds, within 5 %: its parameters, the rotary table, and on a CPU a tied head once more.
+
+    dtype_bytes: bytes an element of the model's dtype. A CPU multiplies packed matrices only, so the head cannot share
+    the embedding. bfloat16 takes two bytes where the CPU has no arithmetic for it too (it is packed as float16); only
+    without AVX2 is it widened to four, which is not foreseen here. The table is float32: cosines and sines of
+    max_model_len positions.
+    """
+    workers = (
+        process for process in topology.process if any(split_kind(actor)[0] == "worker" for actor in process.actors)
+    )
+    is_head_copied = shape.tie_word_embeddings and any(process.device == "cpu" for process in workers)
+    num_elements = shape.num_parameters + (shape.vocab_size * shape.hidden_size if is_head_copied else 0)
+    return num_elements * dtype_bytes + 4 * 2 * max_model_len_of(topology, shape) * shape.head_dim
 
 
 def activation_bytes_of(topology: Topology, shape: ModelShape) -> int:
@@ -131,7 +148,7 @@ def plan_memory(
     """
     section = topology.kv_cache
     max_model_len = max_model_len_of(topology, shape)
-    weight_bytes = shape.num_parameters * dtype_bytes
+    weight_bytes = weight_bytes_of(topology, shape, dtype_bytes)
     activation_bytes = activation_bytes_of(topology, shape)
     block_bytes = block_bytes_of(shape, section.block_size, kv_dtype_bytes)
     request_blocks = blocks_for(max_model_len, section.block_size)
