@@ -152,11 +152,6 @@ def _check_pool(topology: Topology, shape: ModelShape | None, problems: list[Pro
 
 def _check_server(topology: Topology, problems: list[Problem]) -> None:
     section = topology.server
-    if section.api_keys_file is not None:
-        got = f"api_keys_file = {show_value(section.api_keys_file)}"
-        problems.append(
-            Problem("[server]", got, f"nothing, it is {NOT_YET}", "leave it out and listen on 127.0.0.1 only")
-        )
     if not section.host or re.search(r"[\s/]", section.host):
         got = f"host = {show_value(section.host)}"
         problems.append(Problem("[server]", got, "a host name or an address", '"127.0.0.1" is the default'))

@@ -83,7 +83,6 @@ IN_THE_WHOLE = [
     ("[server]", "[journal]\npath = 'j'\n[server]", ["[journal]", "not supported yet"]),
     ("[server]", "[structured_output]\n[server]", ["[structured_output]", "not supported yet"]),
     ("[server]", "[speculative]\nmethod = 'ngram'\n[server]", ["[speculative]", "not supported yet"]),
-    ("port = 8000", "api_keys_file = 'keys'", ["[server]", 'api_keys_file = "keys"', "not supported yet"]),
     ("port = 8000", "host = ''", ["[server]", 'host = ""', "a host name or an address"]),
     ("[scheduler]\n", "[scheduler]\npolicy = 'fair'\n", ["[scheduler]", 'policy = "fair"', 'only "fcfs"']),
     ("[scheduler]\n", "[scheduler]\nwatermark = 0.6\n", ["[scheduler]", "watermark = 0.6", "below 0.5"]),
