@@ -9,6 +9,7 @@ import msgspec
 
 from ..checkpoints import Progress, read_shape, resolve_checkpoint
 from ..checkpoints.shape import Checkpoint, ModelShape
+from ..errors import ConfigError
 from ..topology import MemoryLedger, Topology, ensure_valid, max_model_len_of, plan_memory
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
@@ -29,6 +30,7 @@ def prepare_launch(topology: Topology, progress: Progress | None = None) -> Laun
     """Find the model (fetching it if need be) and check the topology against it. Raises ConfigError and its kinds."""
     ensure_valid(topology, None)
     checkpoint = resolve_checkpoint(topology.model.source, progress=progress)
+    _check_load(topology, checkpoint)
     shape = read_shape(checkpoint)
     topology = _resolve_dtypes(topology)
     ensure_valid(topology, shape)
@@ -40,6 +42,16 @@ def prepare_launch(topology: Topology, progress: Progress | None = None) -> Laun
         kv_dtype_bytes=_DTYPE_BYTES[topology.model.kv_dtype],
     )
     return Launch(topology, checkpoint, shape, max_model_len_of(topology, shape), ledger)
+
+
+def _check_load(topology: Topology, checkpoint: Checkpoint) -> None:
+    """The loader follows from the files: one that was named must be the one for them."""
+    load = topology.model.load
+    if load not in ("auto", checkpoint.format):
+        raise ConfigError(
+            f'[model] load = "{load}", but {checkpoint.path} is loaded as {checkpoint.format}',
+            advice="leave load out, or name a model of that format (of a directory with both: the .gguf file)",
+        )
 
 
 def _resolve_dtypes(topology: Topology) -> Topology:

@@ -31,7 +31,7 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     max_model_len: Positive | None = None
     """Longest prompt + output, tokens; default: the model's own. static"""
     load: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
-    """Loader; auto: by the files. static"""
+    """Format of the weights, refused if the files are of another; auto: by the files. static"""
     chat_template: str | None = None
     """File with a Jinja chat template; default: the model's own. static"""
 

@@ -32,3 +32,9 @@ def test_a_missing_model_and_a_length_it_does_not_have_are_named(tiny_llama_dir:
         launch.prepare_launch(topology_from(str(tmp_path / "nothing")))
     with pytest.raises(ConfigError, match=r"max_model_len.*5[,_]?000"):
         launch.prepare_launch(topology_from(str(tiny_llama_dir), ["model.max_model_len=5000"]))
+
+
+def test_a_loader_that_the_files_are_not_for_is_refused(tiny_llama_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r'load = "gguf", but .* is loaded as safetensors'):
+        launch.prepare_launch(topology_from(str(tiny_llama_dir), ["model.load=gguf"]))
+    assert launch.prepare_launch(topology_from(str(tiny_llama_dir), ["model.load=safetensors"])).checkpoint.name
