@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 
 _INBOX_MESSAGES = 1024
+_MIN_MAX_BYTES = 64 * 1024 * 1024
+"""Largest mailbox message, at least: deltas carry rows of many requests, whatever the limit on one request's body."""
 _HUNG_AFTER_S = 60.0
 """A step that takes longer counts as no progress in `/health`."""
 
@@ -42,7 +44,7 @@ class Cast:
         self.failed_actor: str | None = None
         self._start = start
         self._fds = fds
-        self._max_bytes = 4 * start.topology.server.max_request_bytes
+        self._max_bytes = max(_MIN_MAX_BYTES, 4 * start.topology.server.max_request_bytes)
         page_fd = self.take_fd("progress")
         self._page = ProgressPage(page_fd, len(start.all_actors))
         os.close(page_fd)
