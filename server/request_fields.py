@@ -10,13 +10,14 @@ from msgspec import Meta
 
 from ..errors import InvalidRequest, NotSupportedYet, UnknownModel
 from ..mailbox.messages.sampling import SamplingParams
+from ..topology.boards import MAX_LOGPROBS
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 256
-MAX_TOP_LOGPROBS = 20
 
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
-TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+"""The slots of the result board are made for so many."""
 MaxTokens = Annotated[int, Meta(ge=1)]
 
 
