@@ -11,8 +11,7 @@ from ..checkpoints import Progress, read_shape, resolve_checkpoint
 from ..checkpoints.shape import Checkpoint, ModelShape
 from ..errors import ConfigError
 from ..topology import MemoryLedger, Topology, ensure_valid, max_model_len_of, plan_memory
-
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+from ..topology.check import DTYPE_BYTES
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -38,8 +37,8 @@ def prepare_launch(topology: Topology, progress: Progress | None = None) -> Laun
         topology,
         shape,
         _available_bytes(),
-        dtype_bytes=_DTYPE_BYTES[topology.model.dtype],
-        kv_dtype_bytes=_DTYPE_BYTES[topology.model.kv_dtype],
+        dtype_bytes=DTYPE_BYTES[topology.model.dtype],
+        kv_dtype_bytes=DTYPE_BYTES[topology.model.kv_dtype],
     )
     return Launch(topology, checkpoint, shape, max_model_len_of(topology, shape), ledger)
 
