@@ -209,11 +209,11 @@ class Cast:
             phase = line.phase
             if phase in (Phase.STARTING, Phase.LOADING, Phase.WARMING, Phase.STOPPED):
                 return Health(is_live=True, is_ready=False, reason=f"{actor} is {phase.name.lower()}")
-            if phase is Phase.STEPPING:
-                still_s = (time.monotonic_ns() - line.time_ns) / 1e9
-                if still_s > _HUNG_AFTER_S:
-                    reason = f"{actor} has been in step {line.step} for {still_s:.0f} s"
-                    return Health(is_live=False, is_ready=False, reason=reason)
+            since_ns = line.stepping_since_ns
+            still_s = (time.monotonic_ns() - since_ns) / 1e9 if since_ns else 0.0
+            if still_s > _HUNG_AFTER_S:
+                reason = f"{actor} has been in step {line.step} for {still_s:.0f} s"
+                return Health(is_live=False, is_ready=False, reason=reason)
         return Health(is_live=True, is_ready=True, reason="")
 
     # Run

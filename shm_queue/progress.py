@@ -72,6 +72,9 @@ class ProgressLine:
     """Last sequence read from its board; 0: none."""
     time_ns = Word(5)
     """CLOCK_MONOTONIC of the last progress; 0: none yet."""
+    stepping_since_ns = Word(6)
+    """CLOCK_MONOTONIC when the step on the device began; 0: there is none. One word, so that it alone tells a step
+    that hangs from a process that idles."""
 
     @property
     def phase(self) -> Phase:
@@ -83,13 +86,15 @@ class ProgressLine:
 
     def mark(self, *, phase: Phase | None = None, step: int | None = None, sequence: int | None = None) -> None:
         """Store what is given and stamp the time."""
+        now_ns = time.monotonic_ns()
         if phase is not None:
             self.words[0] = phase
+            self.stepping_since_ns = now_ns if phase is Phase.STEPPING else 0
         if step is not None:
             self.step = step
         if sequence is not None:
             self.sequence = sequence
-        self.time_ns = time.monotonic_ns()
+        self.time_ns = now_ns
 
     def set_statistics(self, statistics: msgspec.Struct) -> None:
         """Store the fields of a struct of at most NUM_STATISTICS unsigned ints, in their order.

@@ -68,6 +68,19 @@ def test_mark_stamps_the_time_and_leaves_what_is_not_given(page_fd: int) -> None
     assert line.time_ns >= stamped_ns
 
 
+def test_only_a_step_on_the_device_has_a_beginning(page_fd: int) -> None:
+    line = ProgressPage(page_fd, 3).line(0)
+    assert line.stepping_since_ns == 0
+    before_ns = time.monotonic_ns()
+    line.mark(phase=Phase.STEPPING)
+    began_ns = line.stepping_since_ns
+    assert before_ns <= began_ns <= time.monotonic_ns()
+    line.mark(step=5)
+    assert line.stepping_since_ns == began_ns, "progress within a step is no new step"
+    line.mark(phase=Phase.IDLE)
+    assert line.stepping_since_ns == 0
+
+
 def test_statistics_come_back_as_they_were(page_fd: int) -> None:
     line = ProgressPage(page_fd, 3).line(0)
     statistics = SchedulerStatistics(*range(2**63, 2**63 + len(SchedulerStatistics.__struct_fields__)))
