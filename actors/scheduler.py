@@ -15,6 +15,7 @@ from ..mailbox.messages.steps import StepResult
 from ..scheduling import Event, Scheduler, WorkerAttached, WorkerGone
 from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressLine
 from .faults import Faults
+from .log import log_event
 from .sender import Sender
 
 
@@ -111,8 +112,9 @@ class SchedulerActor:
             plan = scheduler.step(time.monotonic_ns(), ())
         self._send_deltas()
         statistics = scheduler.statistics()
-        if statistics.num_running == 0 and statistics.num_waiting == 0:
-            scheduler.check_integrity()
+        if statistics.num_running == 0 and statistics.num_waiting == 0 and (leaked := scheduler.check_integrity()):
+            log_event("scheduler.blocks_leaked", num_blocks=len(leaked), first=leaked[0])
+            statistics = scheduler.statistics()
         self._progress.set_statistics(statistics)
         self._progress.mark(phase=Phase.SERVING, step=statistics.num_steps)
 

@@ -101,7 +101,7 @@ class ServerMetrics(Collector):
         used_blocks = statistics.num_blocks - statistics.num_free_blocks
         gauges = (
             ("num_requests_running", "Requests in the batch.", statistics.num_running),
-            ("num_requests_waiting", "Requests that wait for their first step.", statistics.num_waiting),
+            ("num_requests_waiting", "Requests that wait to be computed, preempted ones included.", statistics.num_waiting),
             ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", used_blocks / max(1, statistics.num_blocks)),
         )
         for name, documentation, value in gauges:
@@ -112,6 +112,7 @@ class ServerMetrics(Collector):
             ("num_preemptions", "Requests that gave their blocks back and started over.", statistics.num_preemptions),
             ("prompt_tokens", "Prompt tokens computed or found in the cache.", statistics.prompt_tokens),
             ("generation_tokens", "Tokens generated.", statistics.generation_tokens),
+            ("leaked_blocks", "KV blocks that were found without an owner and given back.", statistics.num_leaks),
             ("steps", "Steps of the engine.", statistics.num_steps),
             ("steady_steps", "Steps after which the same rows went on.", statistics.num_steady_steps),
             ("overlapped_steps", "Steady steps whose successor was published early.", statistics.num_overlapped_steps),

@@ -156,3 +156,14 @@ async def test_refusals_are_sent_although_tokens_have_to_wait() -> None:
     refused = [message.request_id for message in messages if isinstance(message, Refused)]
     assert refused == ["late", "later"]
     rig.actor.close()
+
+
+async def test_a_leaked_block_is_named_given_back_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    rig = Rig()
+    rig.attach()
+    (block,) = rig.actor._scheduler._state.pool.allocate(1)
+    rig.actor.flush()
+    assert f"scheduler.blocks_leaked num_blocks=1 first={block}" in capsys.readouterr().err
+    statistics = rig.line.read_statistics(SchedulerStatistics)
+    assert (statistics.num_leaks, statistics.num_free_blocks) == (1, rig.limits.num_blocks)
+    rig.actor.close()
