@@ -69,6 +69,8 @@ class TokenizerActor:
         self._states: dict[tuple[str, int], TextState] = {}
         self._encoding: dict[str, Generate] = {}
         """Requests whose prompt is being encoded; an abort takes one out, which cancels its admission."""
+        self._num_encodings = 0
+        """Prompts that wait for a thread or are in one, those of aborted requests included."""
         self._threads = ThreadPoolExecutor(encoder_threads, thread_name_prefix="encode")
         self._unsent = TextDeltaBuffer()
         for sender in frontends.values():
@@ -98,7 +100,7 @@ class TokenizerActor:
     # In: prompts
 
     def _encode_soon(self, generate: Generate) -> None:
-        is_full = len(self._encoding) >= self._max_encodings
+        is_full = self._num_encodings >= self._max_encodings
         self._encoding[generate.request_id] = generate
         if is_full:
             limit = f"{self._max_encodings:,} prompts wait to be encoded, as many as may (max_queued_requests)"
@@ -106,12 +108,15 @@ class TokenizerActor:
         elif not all(generate.sampling.stop):
             self._refuse(generate, InvalidRequest("stop must not hold an empty string", param="stop"))
         else:
+            self._num_encodings += 1
             self.faults.start(self._admit(generate))
 
     async def _admit(self, generate: Generate) -> None:
         loop = asyncio.get_running_loop()
         try:
             ids = await loop.run_in_executor(self._threads, self._encode, generate)
+            if not self._is_wanted(generate):
+                return  # aborted while it was encoded
             prompt_param = "messages" if isinstance(generate.prompt, ChatPrompt) else "prompt"
             sampling = self._check(ids, generate.sampling, prompt_param)
         except RequestError as error:
@@ -120,8 +125,8 @@ class TokenizerActor:
         except Exception as error:  # it belongs to this request alone: the template, or text that no tokenizer takes
             self._refuse(generate, EngineFailure(f"the prompt could not be encoded: {type(error).__name__}: {error}"))
             return
-        if self._encoding.get(generate.request_id) is not generate:
-            return  # aborted while it was encoded
+        finally:
+            self._num_encodings -= 1
         del self._encoding[generate.request_id]
         self._states[generate.request_id, 0] = TextState(self._tokenizer, generate, 0, ids)
         self._schedulers[generate.scheduler].post(
@@ -138,7 +143,14 @@ class TokenizerActor:
             )
         )
 
+    def _is_wanted(self, generate: Generate) -> bool:
+        """The request was neither aborted nor refused; also asked from threads."""
+        return self._encoding.get(generate.request_id) is generate
+
     def _encode(self, generate: Generate) -> list[int]:
+        """In a thread. The prompt of a request that was aborted while it waited is not looked at."""
+        if not self._is_wanted(generate):
+            return []
         match generate.prompt:
             case TokenPrompt(token_ids):
                 return token_ids
@@ -180,7 +192,7 @@ class TokenizerActor:
         return sampling
 
     def _refuse(self, generate: Generate, error: RequestError) -> None:
-        if self._encoding.get(generate.request_id) is not generate:
+        if not self._is_wanted(generate):
             return
         del self._encoding[generate.request_id]
         self._frontends[generate.frontend].post(

@@ -176,6 +176,26 @@ async def test_more_prompts_than_may_wait_are_a_429() -> None:
     assert [message.request_id for message in rig.sent()] == ["a", "b"]
 
 
+async def test_prompts_of_aborted_requests_count_until_the_thread_has_passed_them_and_are_not_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(max_encodings=2)
+    encoded: list[str] = []
+    monkeypatch.setattr(rig.actor._tokenizer, "encode", lambda text, add_special_tokens: encoded.append(text) or [1])
+    for name in "ab":
+        rig.generate(name, TextPrompt(name))
+        rig.actor.handle(Abort(name, 1, "gone"))
+    rig.generate("c", TextPrompt("c"))
+    rig.actor.flush()
+    refused = next(message for message in rig.to_frontend.receive_all_nowait() if isinstance(message, Refused))
+    assert (refused.request_id, refused.status) == ("c", 429)
+    await rig.encode()
+    rig.generate("d", TextPrompt("d"))
+    await rig.encode()
+    assert encoded == ["d"]
+    assert [message.request_id for message in rig.sent() if isinstance(message, Admit)] == ["d"]
+
+
 async def test_an_abort_during_encoding_cancels_the_admission_and_still_ends_the_request() -> None:
     rig = Rig()
     rig.generate(stop=("ab",))
