@@ -38,3 +38,15 @@ def test_a_loader_that_the_files_are_not_for_is_refused(tiny_llama_dir: Path) ->
     with pytest.raises(ConfigError, match=r'load = "gguf", but .* is loaded as safetensors'):
         launch.prepare_launch(topology_from(str(tiny_llama_dir), ["model.load=gguf"]))
     assert launch.prepare_launch(topology_from(str(tiny_llama_dir), ["model.load=safetensors"])).checkpoint.name
+
+
+@pytest.mark.parametrize(("limit", "left"), [("8000\n", 8000 - 7000 + 4000), ("max\n", None)])
+def test_files_in_the_page_cache_do_not_count_as_used(tmp_path: Path, limit: str, left: int | None) -> None:
+    (tmp_path / "memory.max").write_text(limit)
+    (tmp_path / "memory.current").write_text("7000\n")
+    (tmp_path / "memory.stat").write_text("anon 2000\nfile 5000\ninactive_file 4000\n")
+    assert launch._cgroup_bytes_left(tmp_path) == left
+
+
+def test_without_a_control_group_there_is_no_limit(tmp_path: Path) -> None:
+    assert launch._cgroup_bytes_left(tmp_path) is None
