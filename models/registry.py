@@ -24,7 +24,10 @@ class ModelClass(Protocol):
 
     @staticmethod
     def planned_bytes(shape: ModelShape, dtype: torch.dtype, device: torch.device, max_model_len: int) -> int:
-        """Bytes that the loaded model will hold on the device (its `num_weight_bytes`), for the memory ledger."""
+        """Bytes that the loaded model will hold on the device (its `num_weight_bytes`).
+
+        The ledger, which knows no torch, estimates them (`topology.plan`); a test holds the two together.
+        """
         ...
 
     @classmethod

@@ -101,7 +101,7 @@ class ServerMetrics(Collector):
         used_blocks = statistics.num_blocks - statistics.num_free_blocks
         gauges = (
             ("num_requests_running", "Requests in the batch.", statistics.num_running),
-            ("num_requests_waiting", "Requests that wait to be computed, preempted ones included.", statistics.num_waiting),
+            ("num_requests_waiting", "Requests that wait, preempted ones included.", statistics.num_waiting),
             ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", used_blocks / max(1, statistics.num_blocks)),
         )
         for name, documentation, value in gauges:

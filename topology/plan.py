@@ -113,8 +113,8 @@ def weight_bytes_of(topology: Topology, shape: ModelShape, dtype_bytes: int) -> 
 
     dtype_bytes: bytes an element of the model's dtype. A CPU multiplies packed matrices only, so the head cannot share
     the embedding. bfloat16 takes two bytes where the CPU has no arithmetic for it too (it is packed as float16); only
-    without AVX2 is it widened to four, which is not foreseen here. The table is float32: cosines and sines of
-    max_model_len positions.
+    without AVX2 is it widened to four, which is not foreseen here. The table, cosines and sines of max_model_len
+    positions, is taken as float32, as it is but where the CPU multiplies bfloat16.
     """
     workers = (
         process for process in topology.process if any(split_kind(actor)[0] == "worker" for actor in process.actors)
