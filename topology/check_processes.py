@@ -14,6 +14,8 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 """Names of processes stand in socket paths, which are short, and in logs."""
 DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 MAX_ACTORS_OF_A_KIND = 64
+MAX_MAILBOX_PAIRS = 64
+"""Frontends times tokenizers: each pair may be two sockets, and a child gets all of its own in one control message."""
 
 
 def check_processes(topology: Topology, problems: list[Problem]) -> None:
@@ -106,3 +108,7 @@ def _check_totals(totals: dict[str, int], problems: list[Problem]) -> None:
     if totals["worker"] > 1:
         got = f"{totals['worker']} workers"
         problems.append(Problem(place, got, f"one worker, more are {NOT_YET}", "keep one"))
+    if totals["frontend"] * totals["tokenizer"] > MAX_MAILBOX_PAIRS:
+        got = f"{totals['frontend']} frontends and {totals['tokenizer']} tokenizers"
+        allowed = f"at most {MAX_MAILBOX_PAIRS} pairs of them: each has mailboxes of its own"
+        problems.append(Problem(place, got, allowed, "lower one of the counts"))

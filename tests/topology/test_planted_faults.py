@@ -69,6 +69,7 @@ IN_THE_WHOLE = [
     ('"frontend*2"', '"frontend*x"', ['actor "frontend*x"', "a count from 1"]),
     ('"frontend*2"', '"frontend*-1"', ['actor "frontend*-1"', "a count from 1"]),
     ('"frontend*2", ', "", ["no frontend", "at least one frontend"]),
+    ('"tokenizer"', '"tokenizer*33"', ["2 frontends and 33 tokenizers", "at most 64 pairs"]),
     (', "tokenizer"', "", ["no tokenizer", "at least one tokenizer"]),
     (', "scheduler"', "", ["no scheduler", "exactly one scheduler"]),
     ('"scheduler"', '"scheduler*2"', ["2 schedulers", "exactly one scheduler"]),
