@@ -105,5 +105,9 @@ def _reap_run_dirs() -> None:
     """Remove run directories whose supervisor is gone (it was killed, so that it could not)."""
     for path in Path(tempfile.gettempdir()).glob(f"{_RUN_DIR_PREFIX}*-*"):
         pid = path.name.removeprefix(_RUN_DIR_PREFIX).split("-")[0]
-        if pid.isdigit() and not Path("/proc", pid).exists() and path.stat().st_uid == os.getuid():
+        try:
+            is_left = pid.isdigit() and not Path("/proc", pid).exists() and path.stat().st_uid == os.getuid()
+        except FileNotFoundError:
+            continue  # another supervisor that starts now was faster
+        if is_left:
             shutil.rmtree(path, ignore_errors=True)

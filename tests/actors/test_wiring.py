@@ -69,3 +69,13 @@ def test_run_directories_of_dead_supervisors_are_removed_and_of_living_ones_kept
     wiring.bind()
     wiring.close()
     assert not dead.exists() and living.exists() and other.exists()
+
+
+def test_a_run_directory_that_another_start_removes_meanwhile_is_no_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = folder / "callboard-4194305-x"
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([gone]))
+    wiring = Wiring(apart())
+    wiring.bind()
+    wiring.close()
