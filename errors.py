@@ -6,7 +6,7 @@ CallboardError
 │   ├── NotSupportedYet   400: a feature that this version does not have
 │   ├── UnknownModel      404
 │   ├── Overloaded        429 with Retry-After: no room, told at once
-│   ├── Unavailable       503: draining, or a worker is down and the queue is full
+│   ├── Unavailable       503: the engine drains or has failed
 │   └── EngineFailure     500: the engine could not finish an accepted request
 ├── ActorFault            the actor dies and the supervisor acts
 │   ├── PeerDied          (rank, pid, status)
@@ -91,7 +91,7 @@ class Overloaded(RequestError):
 
 
 class Unavailable(RequestError):
-    """503: the engine is draining or its worker is down."""
+    """503: the engine drains or has failed."""
 
     status = 503
     type = "service_unavailable_error"

@@ -107,7 +107,7 @@ class SchedulerActor:
         plan = scheduler.step(time.monotonic_ns(), events)
         while plan is not None:
             assert self._call_board is not None, "a plan without a board"
-            # ORDER: the plan is on the board before the deltas of the result that made room for it are built
+            # On the board before the deltas of the result that made room for it are built.
             self._call_board.publish_nowait(self._encoder.encode(plan))
             plan = scheduler.step(time.monotonic_ns(), ())
         self._send_deltas()

@@ -16,7 +16,6 @@ from ..errors import InvalidRequest
 T = TypeVar("T")
 
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
-_INDEX = re.compile(r"\[(\d+|\.\.\.)\]")
 
 MAX_IGNORED_NAMES = 32
 MAX_IGNORED_NAME_CHARS = 64
