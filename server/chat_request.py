@@ -18,7 +18,7 @@ from .request_fields import (
     includes_usage,
     sampling_params,
 )
-from .unsupported_fields import SPECIAL_TOKENS_IN_CHAT, refuse_unsupported
+from .unsupported_fields import SPECIAL_TOKENS_IN_CHAT, is_null, refuse_unsupported
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
@@ -66,6 +66,8 @@ class MessageFields(msgspec.Struct, frozen=True):
 
 _CHAT_DECODER = msgspec.json.Decoder(ChatFields)
 _MESSAGE_DECODER = msgspec.json.Decoder(MessageFields)
+_MESSAGE_NAMES = frozenset(MessageFields.__struct_fields__)
+_RAW_FIELDS_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NAMES = SHARED_NAMES | frozenset(ChatFields.__struct_fields__)
 
 
@@ -80,6 +82,7 @@ def parse_chat_request(body: RequestBody, *, served_name: str, max_model_len: in
     if fields.top_logprobs and not fields.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     messages = tuple(_message(raw, f"messages[{index}]") for index, raw in enumerate(fields.messages))
+    ignored += [name for index, raw in enumerate(fields.messages) for name in _unknown(raw, f"messages[{index}]")]
     max_tokens_param = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = shared.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     check_length(max_tokens, max_tokens_param, None, max_model_len)
@@ -109,6 +112,12 @@ def _message(raw: msgspec.Raw, param: str) -> ChatMessage:
         tool_calls=calls,
         tool_call_id=fields.tool_call_id,
     )
+
+
+def _unknown(raw: msgspec.Raw, param: str) -> list[str]:
+    """Fields of a message that the chat template does not get to see; null is the same as absent."""
+    given = _RAW_FIELDS_DECODER.decode(raw)
+    return [f"{param}.{name}" for name, value in given.items() if name not in _MESSAGE_NAMES and not is_null(value)]
 
 
 def _content(content: str | list[ContentPart] | None, param: str) -> str | None:

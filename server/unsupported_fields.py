@@ -132,6 +132,11 @@ SPECIAL_TOKENS_IN_TEXT = {"add_special_tokens": _field(_BOOL, True)}
 _NULL = re.compile(rb"\s*null\s*")
 
 
+def is_null(raw: Raw) -> bool:
+    """The value of a field that is as good as left out."""
+    return _NULL.fullmatch(raw) is not None
+
+
 def refuse_unsupported(
     request: RequestBody, *, supported: frozenset[str], endpoint_fields: dict[str, Field[object]]
 ) -> list[str]:
@@ -147,7 +152,7 @@ def refuse_unsupported(
         field = UNSUPPORTED.get(name) or endpoint_fields.get(name)
         if field is None:
             unknown.append(name)
-        elif not _NULL.fullmatch(raw):
+        elif not is_null(raw):
             value = decode_field(raw, field.decoder, name)
             if not any(value == neutral for neutral in field.neutral):
                 raise NotSupportedYet(_named(name, value), param=name)
