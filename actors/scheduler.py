@@ -12,11 +12,14 @@ from ..errors import StaleEpoch, WouldBlock
 from ..mailbox import Inbox
 from ..mailbox.messages.admission import SchedulerToTokenizer, TokenizerToScheduler
 from ..mailbox.messages.steps import StepResult
-from ..scheduling import Event, Scheduler, WorkerAttached, WorkerGone
+from ..scheduling import Event, Scheduler, SchedulerStatistics, WorkerAttached, WorkerGone
 from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressLine
 from .faults import Faults
 from .log import log_event
 from .sender import Sender
+
+_IDLE_CHECK_AFTER_S = 1.0
+"""The integrity check comes when nothing has run or waited for so long."""
 
 
 class SchedulerActor:
@@ -43,6 +46,8 @@ class SchedulerActor:
         self._epoch = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(StepResult)
+        self._idle_check: asyncio.TimerHandle | None = None
+        self._num_steps_checked = 0
         for sender in tokenizers.values():
             sender.on_room = self._send_deltas
         progress.set_statistics(scheduler.statistics())
@@ -112,11 +117,9 @@ class SchedulerActor:
             plan = scheduler.step(time.monotonic_ns(), ())
         self._send_deltas()
         statistics = scheduler.statistics()
-        if statistics.num_running == 0 and statistics.num_waiting == 0 and (leaked := scheduler.check_integrity()):
-            log_event("scheduler.blocks_leaked", num_blocks=len(leaked), first=leaked[0])
-            statistics = scheduler.statistics()
         self._progress.set_statistics(statistics)
         self._progress.mark(phase=Phase.SERVING, step=statistics.num_steps)
+        self._plan_idle_check(statistics)
 
     def _send_deltas(self) -> None:
         """One message a tokenizer. Where there is no room the tokens stay in the scheduler, which merges later ones."""
@@ -128,7 +131,33 @@ class SchedulerActor:
         for tokenizer, deltas in outgoing.deltas.items():
             self._tokenizers[tokenizer].post(deltas)
 
+    # Integrity
+
+    def _plan_idle_check(self, statistics: SchedulerStatistics) -> None:
+        """The check looks at every block, which takes milliseconds: not while a last token is on its way, or a client
+        may send its next request."""
+        if self._idle_check is not None:
+            self._idle_check.cancel()
+            self._idle_check = None
+        is_idle = statistics.num_running == 0 and statistics.num_waiting == 0
+        if is_idle and statistics.num_steps != self._num_steps_checked:
+            self._idle_check = asyncio.get_running_loop().call_later(_IDLE_CHECK_AFTER_S, self._check_idle)
+
+    def _check_idle(self) -> None:
+        try:
+            leaked = self._scheduler.check_integrity()
+        except Exception as error:  # as in `_on_results`
+            self.faults.report(error)
+            return
+        statistics = self._scheduler.statistics()
+        self._num_steps_checked = statistics.num_steps
+        if leaked:
+            log_event("scheduler.blocks_leaked", num_blocks=len(leaked), first=leaked[0])
+            self._progress.set_statistics(statistics)
+
     def close(self) -> None:
+        if self._idle_check is not None:
+            self._idle_check.cancel()
         self.detach()
         self.faults.cancel()
         for sender in self._tokenizers.values():

@@ -158,12 +158,30 @@ async def test_refusals_are_sent_although_tokens_have_to_wait() -> None:
     rig.actor.close()
 
 
-async def test_a_leaked_block_is_named_given_back_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    rig = Rig()
+async def test_a_leaked_block_is_named_given_back_and_counted_once_the_engine_is_idle(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("callboard.actors.scheduler._IDLE_CHECK_AFTER_S", 0.0)
+    rig = Rig(pipeline_depth=1)
+    rig.admit(make_admit("r", [1, 2], ignore_eos=True, max_tokens=1))
     rig.attach()
     (block,) = rig.actor._scheduler._state.pool.allocate(1)
-    rig.actor.flush()
-    assert f"scheduler.blocks_leaked num_blocks=1 first={block}" in capsys.readouterr().err
-    statistics = rig.line.read_statistics(SchedulerStatistics)
+    await rig.step()
+    while (statistics := rig.line.read_statistics(SchedulerStatistics)).num_leaks == 0:
+        await asyncio.sleep(0)
     assert (statistics.num_leaks, statistics.num_free_blocks) == (1, rig.limits.num_blocks)
+    assert f"scheduler.blocks_leaked num_blocks=1 first={block}" in capsys.readouterr().err
+    rig.actor.close()
+
+
+async def test_the_check_of_an_idle_engine_waits_and_a_new_request_calls_it_off() -> None:
+    rig = Rig(pipeline_depth=1)
+    rig.admit(make_admit("r", [1, 2], ignore_eos=True, max_tokens=1))
+    rig.attach()
+    assert rig.actor._idle_check is None
+    await rig.step()
+    check = rig.actor._idle_check
+    assert check is not None and not check.cancelled()
+    rig.admit(make_admit("s", [1, 2], ignore_eos=True, max_tokens=1))
+    assert check.cancelled() and rig.actor._idle_check is None
     rig.actor.close()
