@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -187,14 +186,6 @@ def gguf_writer() -> Callable[..., None]:
 @pytest.fixture
 def tensors_of() -> Callable[[Oracle], dict[str, Tensor]]:
     return model_tensors
-
-
-@pytest.fixture
-def real_gguf() -> str:
-    path = os.environ.get("CALLBOARD_TEST_GGUF")
-    if not path:
-        pytest.skip("CALLBOARD_TEST_GGUF names no file")
-    return path
 
 
 @pytest.fixture(autouse=True)

@@ -34,8 +34,8 @@ SMOLLM2 = ModelShape(
 
 
 @pytest.mark.slow
-def test_greedy_tokens_equal_the_reference(real_gguf, attention_factory):
-    checkpoint = Checkpoint("here", "gguf", real_gguf, "smollm2")
+def test_greedy_tokens_equal_the_reference(smollm2_gguf, attention_factory):
+    checkpoint = Checkpoint("here", "gguf", str(smollm2_gguf), "smollm2")
     model = load_model(checkpoint, SMOLLM2, torch.float32, torch.device("cpu"), 8192, None)
     rows = [json.loads(line) for line in REFERENCE.read_text().splitlines()]
     short = sorted(rows, key=lambda row: len(row["prompt_ids"]))[::4]
