@@ -61,6 +61,7 @@ def run_child(control_fd: int, parent_pid: int, serve_http: ServeHttp | None) ->
     die_with_parent(parent_pid)
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or service manager may signal the whole group:
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides, and ends its children itself
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # prompts come one at a time: no pool of threads for them
     os.set_inheritable(control_fd, False)
     control: ControlSocket[ChildToSupervisor, SupervisorToChild] = ControlSocket(
         socket.socket(fileno=control_fd), SupervisorToChild

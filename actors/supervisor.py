@@ -7,6 +7,7 @@ It runs in the process that the user started, imports no torch and serves no req
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -38,6 +39,8 @@ from .wiring import Wiring
 
 _STOP_TIMEOUT_S = 5.0
 """A child that was told to stop gets so long before it is killed."""
+_DRAIN_GRACE_S = 10.0
+"""Beyond the drain's own time a process gets so long to say that it has drained: for aborts and for closing streams."""
 
 
 class Supervisor:
@@ -77,6 +80,8 @@ class Supervisor:
         """Children are being ended: a death is no event any more."""
         self._status = 0
         self._drained: set[str] = set()
+        self._drain_deadline_s = math.inf
+        """On the monotonic clock."""
         self._changed = asyncio.Event()
         self._outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.url = ""
@@ -206,6 +211,7 @@ class Supervisor:
         self._changed.set()
         if self._is_draining:
             self._send_drain(0.0)
+            self._set_drain_deadline(0.0)
         elif self._is_serving:
             self._begin_stop(self._launch.topology.server.drain_timeout_s)
 
@@ -299,12 +305,29 @@ class Supervisor:
         self._is_draining = True
         log_event("engine.draining", timeout_s=drain_timeout_s)
         self._send_drain(drain_timeout_s)
+        self._set_drain_deadline(drain_timeout_s)
         self._faults.start(self._stop())
 
+    def _set_drain_deadline(self, drain_timeout_s: float) -> None:
+        """Never later than it was."""
+        deadline_s = time.monotonic() + drain_timeout_s + _DRAIN_GRACE_S
+        self._drain_deadline_s = min(self._drain_deadline_s, deadline_s)
+        self._changed.set()
+
     async def _stop(self) -> None:
-        while not all(name in self._drained or not self._has_frontend(c) for name, c in self._children.items()):
+        """A process that hangs does not keep the engine: it is killed when its time is over."""
+        while waits_for := [n for n, c in self._children.items() if self._has_frontend(c) and n not in self._drained]:
+            left_s = self._drain_deadline_s - time.monotonic()
+            if left_s <= 0:
+                log_event("engine.hangs", processes=",".join(waits_for))
+                self._status = 1
+                break
             self._changed.clear()
-            await self._changed.wait()
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
         self._is_ending = True
         for child in reversed(list(self._children.values())):
             child.control.send(Shutdown())

@@ -155,7 +155,7 @@ class TokenizerActor:
             case TokenPrompt(token_ids):
                 return token_ids
             case TextPrompt(text):
-                return self._tokenizer.encode(text, add_special_tokens=True)
+                return self._encode_text(text, "prompt", add_special_tokens=True)
             case ChatPrompt(messages):
                 template = self._tokenizer.chat_template
                 if template is None:
@@ -163,9 +163,22 @@ class TokenizerActor:
                         "the model has no chat template; use /v1/completions, or name one with model.chat_template",
                         param="messages",
                     )
-                return self._tokenizer.encode(template.render(messages), add_special_tokens=False)
+                return self._encode_text(template.render(messages), "messages", add_special_tokens=False)
             case _:
                 assert_never(generate.prompt)
+
+    def _encode_text(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        """A text that cannot fit is refused unread: others wait behind it for the encoder, megabytes take seconds."""
+        fewest = self._tokenizer.fewest_tokens(text)
+        if fewest >= self._max_model_len:
+            raise InvalidRequest(
+                f"prompt has {len(text):,} characters, which are at least {fewest:,} tokens, the limit is "
+                f"{self._max_model_len - 1:,} (max_model_len {self._max_model_len:,}, less one to generate); "
+                f"shorten it or raise max_model_len",
+                code="context_length_exceeded",
+                param=param,
+            )
+        return self._tokenizer.encode(text, add_special_tokens)
 
     def _check(self, ids: list[int], sampling: SamplingParams, prompt_param: str) -> SamplingParams:
         """The prompt's length against the model's; `max_tokens` gets its final value."""

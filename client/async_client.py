@@ -34,6 +34,7 @@ class AsyncClient:
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
+        self._streaming: set[aiohttp.ClientResponse] = set()
 
     async def __aenter__(self) -> AsyncClient:
         self._open_session()
@@ -45,8 +46,10 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections; streams that are open are aborted. May be called twice."""
+        """Close all connections; streams that are open are aborted: EngineFailure. May be called twice."""
         session, self._session = self._session, None
+        for response in self._streaming:  # aiohttp would let a task wait for ever that reads from one
+            response.content.set_exception(aiohttp.ClientConnectionError("the client was closed"))
         if session is not None:
             await session.close()
 
@@ -74,25 +77,31 @@ class AsyncClient:
 
     async def _stream(self, path: str, fields: dict[str, object]) -> AsyncGenerator[ClientDelta, None]:
         body = {"return_token_ids": True, **fields, "stream": True, "stream_options": {"include_usage": True}}
+        is_answered = False
         try:
             async with self._open_session().post(
                 self._base_url + path,
                 data=msgspec.json.encode(body),
                 headers={**self._headers, "Content-Type": "application/json"},
             ) as response:
+                is_answered = True
+                self._streaming.add(response)
                 try:
                     if response.status != 200:
                         raise error_from_answer(response.status, response.headers, await response.read())
                     async for delta in deltas_of(response.content):
                         yield delta
                 finally:
+                    self._streaming.discard(response)
                     response.close()
-        except (aiohttp.ClientConnectorError, aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-            raise Unavailable(f"no answer from {self._base_url}: {error}") from error
-        except (aiohttp.ClientPayloadError, ConnectionError) as error:
-            raise EngineFailure(f"the stream was cut off without a finish: {error}") from error
+        except aiohttp.ConnectionTimeoutError as error:
+            raise Unavailable(f"no connection to {self._base_url} within {self._timeout_s:g} s") from error
         except TimeoutError as error:
             raise EngineFailure(f"the server sent nothing for {self._timeout_s:g} s") from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            if is_answered:
+                raise EngineFailure(f"the stream was cut off without a finish: {error}") from error
+            raise Unavailable(f"no answer from {self._base_url}: {error}") from error
 
     async def _get(self, path: str, kind: type[T]) -> T:
         try:

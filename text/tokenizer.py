@@ -44,6 +44,11 @@ class Tokenizer:
         self._special = [token in special for token in tokens]
         to_bytes: Callable[[str], bytes] = byte_level_bytes if self.is_byte_level else sentencepiece_bytes
         self._bytes = [to_bytes(token) for token in tokens]
+        self._longest = max(map(len, (*tokens, " ")))
+        """Characters of the longest token, at least 1; a byte is a character of a byte-level token."""
+        added = backend.get_added_tokens_decoder().values()
+        takes_space = any(token.lstrip or token.rstrip for token in added)
+        self._keeps_length = self.is_byte_level and backend.normalizer is None and not takes_space
         self._visible = [b"" if skipped else data for skipped, data in zip(self._special, self._bytes, strict=True)]
         self._is_byte_piece = [not self.is_byte_level and is_byte_piece(token) for token in tokens]
 
@@ -61,8 +66,18 @@ class Tokenizer:
             raise InvalidRequest(
                 f"the prompt is not valid Unicode: lone surrogate at character {error.start}", param="prompt"
             ) from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Of the backend's methods only those for batches let other threads run: `encode` of a text of megabytes would
+        # stop the whole process for seconds.
+        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        ids: list[int] = encoding.ids
         return ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound of `len(encode(text))` that costs nothing: as if all of it were the longest token.
+
+        0 where a normalizer or a token that takes the space around it may shorten a text, or unknown text is one token.
+        """
+        return len(text) // self._longest if self._keeps_length else 0
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; what is not UTF-8 becomes U+FFFD, one for each maximal subpart."""

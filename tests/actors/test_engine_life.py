@@ -170,6 +170,18 @@ def test_a_child_that_hangs_is_killed_at_the_stop(tiny_llama_dir: Path, monkeypa
     assert serve(launch(tiny_llama_dir), act) == 0
 
 
+def test_a_process_that_hangs_does_not_keep_the_engine(tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("callboard.actors.supervisor._DRAIN_GRACE_S", 0.2)
+    monkeypatch.setattr("callboard.actors.supervisor._STOP_TIMEOUT_S", 0.2)
+
+    async def act(supervisor: Supervisor, session: aiohttp.ClientSession) -> None:
+        for child in supervisor._children.values():
+            os.kill(child.pid, signal.SIGSTOP)
+        supervisor.request_stop()  # with 30 s to drain; the second request, by `serve`, takes them away
+
+    assert serve(launch(tiny_llama_dir), act) == 1
+
+
 @pytest.mark.parametrize("moment", ["before", "loading"])
 def test_a_stop_during_the_start_leaves_nothing(tiny_llama_dir: Path, moment: str) -> None:
     ready = launch(tiny_llama_dir)

@@ -107,6 +107,7 @@ async def test_a_request_is_admitted_with_its_ids_and_a_final_max_tokens() -> No
         (TokenPrompt([1] * 4), 7, ["4 tokens", "max_tokens is 7", "11", "limit is 10"], "max_tokens"),
         (TokenPrompt([]), 1, ["no tokens"], "prompt"),
         (ChatPrompt((ChatMessage("user", "hi"),)), 1, ["no chat template"], "messages"),
+        (TextPrompt("a" * 200), 1, ["200 characters", "at least", "limit is 9"], "prompt"),
         (TextPrompt("\ud800"), 1, ["not valid Unicode"], "prompt"),
     ],
 )

@@ -144,6 +144,44 @@ async def test_nobody_listens():
             await client.health()
 
 
+@pytest.mark.parametrize(
+    "url", ["foo bar", "127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://127.0.0.1:99999", ""]
+)
+async def test_a_url_that_is_none(url):
+    async with AsyncClient(url) as client:
+        with pytest.raises(Unavailable):
+            await anext(client.chat(MESSAGES))
+        with pytest.raises(Unavailable):
+            await client.models()
+        with pytest.raises(Unavailable):
+            await client.health()
+
+
+async def test_closing_the_client_ends_a_task_that_reads_a_stream(serve, frontend):
+    frontend.script = lambda stream: stream.push(delta("a", [1]))
+    client = AsyncClient(await serve())
+    stream = client.complete("x")
+    await anext(stream)
+    rest = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(EngineFailure, match="the client was closed"):
+        await rest
+    await frontend.streams[0].closed.wait()
+
+
+async def test_closing_the_client_ends_a_task_that_waits_for_an_answer(serve, frontend):
+    submitted = asyncio.Event()
+    frontend.script = lambda stream: submitted.set()
+    client = AsyncClient(await serve())
+    first = asyncio.create_task(anext(client.complete("x")))
+    await submitted.wait()
+    await client.close()
+    with pytest.raises(Unavailable):
+        await first
+    await frontend.streams[0].closed.wait()
+
+
 @pytest.fixture
 async def raw_server():
     """A server that answers any POST with given bytes of an event stream and then cuts the connection, or just ends."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,6 +53,37 @@ def test_reference_outputs_decode_exactly(smollm2: Tokenizer, case: dict[str, ob
     detokenizer = Detokenizer(smollm2, skip_special_tokens=False)
     streamed = [detokenizer.push([token_id]) for token_id in case["output_ids"]]
     assert "".join(streamed) + detokenizer.finish() == case["output_text"]
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from([c * 5000 for c in " #\n"]))
+@no_deadline
+def test_the_fewest_tokens_are_not_more_than_there_are(smollm2: Tokenizer, text: str) -> None:
+    assert smollm2.fewest_tokens(text) <= len(smollm2.encode(text, False))
+
+
+def test_the_fewest_tokens_of_a_long_text_come_from_the_longest_token(smollm2: Tokenizer) -> None:
+    longest = max(len(smollm2.token_bytes(token_id)) for token_id in range(smollm2.vocab_size))
+    assert smollm2.fewest_tokens("a" * 10 * longest) == 10
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(smollm2: Tokenizer) -> None:
+    started = threading.Event()
+    done = threading.Event()
+
+    def encode() -> None:
+        started.set()
+        smollm2.encode("ab " * 300_000, True)
+        done.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        encoding = threads.submit(encode)
+        started.wait()
+        num_turns = 0
+        while not done.is_set():
+            time.sleep(0.001)
+            num_turns += 1
+        encoding.result()
+    assert num_turns > 20
 
 
 def test_facts_of_the_demo_model(smollm2: Tokenizer) -> None:
