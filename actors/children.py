@@ -71,10 +71,13 @@ class Child:
 
 
 SPIN_COUNT = "10000"
-"""How long an OpenMP thread of libgomp spins at a barrier before it sleeps: about 0.2 ms. Its own default, some 5 ms,
-is longer than a time slice, so that on busy cores each barrier waits for a thread that a spinning one keeps from running.
-Output tokens/s at 1 and 16 streams, float32, 2 cores (AMD EPYC, AVX2): idle machine, default 23.0 and 154, 10,000 21.3
-and 133, 3,000 20.3 and 129; under a load of 5, default 1.0 and 15, 30,000 2.9 and 26, 3,000 10.8 and 71."""
+"""How long an OpenMP thread of libgomp spins at a barrier before it sleeps: about 0.2 ms.
+
+Its own default, some 5 ms, is longer than a time slice, so that on busy cores each barrier waits for a thread that a
+spinning one keeps from running. Output tokens/s at 1 and 16 streams, float32, 2 cores (AMD EPYC, AVX2): idle machine,
+default 23.0 and 154, 10,000 21.3 and 133, 3,000 20.3 and 129; under a load of 5, default 1.0 and 15, 30,000 2.9 and 26,
+3,000 10.8 and 71.
+"""
 
 
 def spawn(name: str, incarnation: int, command: Sequence[str]) -> Child:
