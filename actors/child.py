@@ -45,6 +45,8 @@ class HttpServer(Protocol):
 ServeHttp = Callable[[FrontendAPI, ServerSection, socket.socket], Awaitable[HttpServer]]
 
 _PR_SET_PDEATHSIG = 1
+_MAX_CAUSE_CHARS = 4000
+"""Of an unforeseen fault: a text of any length must not keep the reason from going out."""
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -100,7 +102,7 @@ class _Child:
         except Exception as error:
             if not isinstance(error, CallboardError):
                 traceback.print_exc(file=sys.stderr)
-            cause = f"{type(error).__name__}: {error}"
+            cause = f"{type(error).__name__}: {error}"[:_MAX_CAUSE_CHARS]
             self._control.send(Failed(start.process, cast.failed_actor or actor, phase, cause, ""))
             return 1
         finally:

@@ -91,7 +91,3 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31)
     """float32, shape of top_ids"""
     num_plans_waiting: int = 0
     """Plans on the call board that the worker had not taken when the step ended."""
-
-
-CallBoardMessage = StepPlan
-ResultBoardMessage = StepResult
