@@ -67,7 +67,9 @@ def _limits(metas: list[msgspec.Meta]) -> str:
     for meta in metas:
         for limit, phrase in ((meta.ge, "of at least"), (meta.gt, "above"), (meta.le, "at most"), (meta.lt, "below")):
             if limit is not None:
-                words.append(f"{phrase} {limit:,}")
+                # 1.0 and 1 alike: equal annotations are one object to `typing`, whichever was made first
+                whole = int(limit) if limit == int(limit) else limit
+                words.append(f"{phrase} {whole:,}")
     return " " + " and ".join(words) if words else ""
 
 
