@@ -244,9 +244,7 @@ class Cast:
         self._scheduler.attach(call_layout.epoch, call_board, result_board)
 
     def gone(self, message: Gone) -> None:
-        if message.is_final:
-            self.fail_streams(message.reason)
-        elif self._scheduler is not None and kind_of(message.actor) == "worker":
+        if self._scheduler is not None and any(kind_of(actor) == "worker" for actor in message.actors):
             self._scheduler.worker_gone()
 
     def fail_streams(self, reason: str) -> None:

@@ -22,9 +22,11 @@ from ..mailbox.messages.control import (
     ChildToSupervisor,
     Drain,
     Drained,
+    Ending,
     Failed,
     Gone,
     Ready,
+    Settled,
     Shutdown,
     Start,
     SupervisorToChild,
@@ -149,6 +151,10 @@ class _Child:
                     cast.attach(message, dict(zip(message.fds, fds, strict=True)))
                 case Gone():
                     cast.gone(message)
+                case Ending():
+                    cast.fail_streams(message.reason)
+                case Settled():
+                    pass
                 case Drain():
                     self._faults.start(self._drain(cast, message))
                 case Shutdown():

@@ -64,6 +64,13 @@ class Sender(Generic[M]):
             if self.on_room is not None:
                 self.on_room()  # what it posts may find no room again, and is then kept for this same loop
 
+    def replace(self, outbox: Outbox[M]) -> None:
+        """The receiver died: what was kept for it is dropped, and `outbox` leads to its successor."""
+        self.close()
+        self._kept.clear()
+        self._drainer = None
+        self._outbox = outbox
+
     def close(self) -> None:
         if self._drainer is not None:
             self._drainer.cancel()

@@ -21,8 +21,10 @@ from ..mailbox.messages.control import (
     ChildToSupervisor,
     Drain,
     Drained,
+    Ending,
     Failed,
     Gone,
+    Parted,
     Ready,
     Shutdown,
     Start,
@@ -232,6 +234,8 @@ class Supervisor:
                     self._attach_scheduler()
             case Failed():
                 child.failed = message
+            case Parted():
+                pass
             case Drained():
                 self._drained.add(message.process)
             case _:
@@ -270,7 +274,7 @@ class Supervisor:
         section: ProcessSection = self._sections[dead.name]
         for actor in self._actors[dead.name]:
             self._page.line(self._all_actors.index(actor)).mark(phase=Phase.STARTING)
-        gone = Gone(self._actors[dead.name][0], dead.incarnation, dead.cause(), is_final=False)
+        gone = Gone(dead.name, dead.incarnation, self._actors[dead.name], (), ())
         self._children[self._scheduler_process].control.send(gone)
         now = time.monotonic()
         deaths = self._deaths[dead.name]
@@ -294,7 +298,7 @@ class Supervisor:
         log_event("engine.failed", reason=reason)
         self._status = 1
         for child in self._children.values():
-            child.control.send(Gone("engine", 0, reason, is_final=True))
+            child.control.send(Ending(reason))
         if not self._is_draining:
             self._begin_stop(0.0)
 

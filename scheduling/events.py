@@ -19,4 +19,10 @@ class WorkerAttached(msgspec.Struct, frozen=True, array_like=True, gc=False, tag
     epoch: int
 
 
-Event = Admit | Stop | Abort | StepResult | WorkerGone | WorkerAttached
+class TokenizerGone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=62):
+    """A tokenizer died. Those of its requests that no higher attempt claims within `resume_grace_s` are ended."""
+
+    tokenizer: str
+
+
+Event = Admit | Stop | Abort | StepResult | WorkerGone | WorkerAttached | TokenizerGone

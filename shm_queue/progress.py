@@ -18,7 +18,8 @@ import numpy.typing as npt
 from .segment import create_memory, map_memory
 
 NUM_STATISTICS = 32
-FIRST_STATISTIC = 8
+FIRST_PHASE_TIME = 8
+FIRST_STATISTIC = 16
 LINE_WORDS = FIRST_STATISTIC + NUM_STATISTICS
 WORD_BYTES = 8
 
@@ -76,6 +77,9 @@ class ProgressLine:
     """CLOCK_MONOTONIC when the step on the device began; 0: there is none. One word, so that it alone tells a step
     that hangs from a process that idles."""
 
+    heartbeat_ns = Word(7)
+    """CLOCK_MONOTONIC when the process's event loop last turned; 0: not yet."""
+
     @property
     def phase(self) -> Phase:
         return Phase(int(self.words[0]))
@@ -88,6 +92,8 @@ class ProgressLine:
         """Store what is given and stamp the time."""
         now_ns = time.monotonic_ns()
         if phase is not None:
+            if self.words[FIRST_PHASE_TIME + phase] == 0:
+                self.words[FIRST_PHASE_TIME + phase] = now_ns
             self.words[0] = phase
             self.stepping_since_ns = now_ns if phase is Phase.STEPPING else 0
         if step is not None:
@@ -95,6 +101,16 @@ class ProgressLine:
         if sequence is not None:
             self.sequence = sequence
         self.time_ns = now_ns
+
+    def begin(self) -> None:
+        """A new incarnation starts: everything but its phase and the time is zero."""
+        self.words[:] = 0
+        self.mark(phase=Phase.STARTING)
+
+    def phase_times_ns(self) -> dict[Phase, int]:
+        """CLOCK_MONOTONIC when this incarnation first came into each phase that it has been in, in that order."""
+        times = {phase: int(self.words[FIRST_PHASE_TIME + phase]) for phase in Phase}
+        return dict(sorted(((p, t) for p, t in times.items() if t), key=lambda entry: entry[1]))
 
     def set_statistics(self, statistics: msgspec.Struct) -> None:
         """Store the fields of a struct of at most NUM_STATISTICS unsigned ints, in their order.

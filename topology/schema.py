@@ -91,6 +91,17 @@ class ServerSection(Struct, frozen=True, forbid_unknown_fields=True):
     """On SIGTERM running requests get so long to finish. static"""
 
 
+class SupervisionSection(Struct, frozen=True, forbid_unknown_fields=True):
+    """[supervision]: when a process counts as hung, and how long its requests wait for it."""
+
+    step_deadline_s: Annotated[float, Meta(gt=0.0)] = 300.0
+    """A worker that is in one step, or leaves a plan unread, for so long is killed, seconds. static"""
+    actor_deadline_s: Annotated[float, Meta(gt=0.0)] = 30.0
+    """A process whose event loop stands still for so long is killed, seconds; not while it starts. static"""
+    resume_grace_s: Annotated[float, Meta(gt=0.0)] = 10.0
+    """After a tokenizer's death its requests have so long to be resumed before they are ended, seconds. static"""
+
+
 class StructuredOutputSection(Struct, frozen=True, forbid_unknown_fields=True):
     """[structured_output]"""
 
@@ -123,6 +134,8 @@ class RestartPolicy(Struct, frozen=True, forbid_unknown_fields=True):
     """Restarts within the window; one more death ends the engine. static"""
     within_s: Annotated[float, Meta(gt=0.0)] = 60.0
     """The window, seconds. static"""
+    backoff_s: Seconds = 0.5
+    """Wait before the second restart in the window, seconds; doubled for each further one. static"""
 
 
 class ProcessSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,7 +154,7 @@ class ProcessSection(Struct, frozen=True, forbid_unknown_fields=True):
     threads: Positive | None = None
     """Compute threads of the worker; default: the process's cores. static"""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
-    """When the process dies; only for one that holds nothing but a worker. static"""
+    """When the process dies. static"""
 
 
 def _default_processes() -> tuple[ProcessSection, ...]:
@@ -158,6 +171,7 @@ class Topology(Struct, frozen=True, forbid_unknown_fields=True):
     scheduler: SchedulerSection = field(default_factory=SchedulerSection)
     kv_cache: KVCacheSection = field(default_factory=KVCacheSection)
     server: ServerSection = field(default_factory=ServerSection)
+    supervision: SupervisionSection = field(default_factory=SupervisionSection)
     structured_output: StructuredOutputSection | None = None
     speculative: SpeculativeSection | None = None
     journal: JournalSection | None = None

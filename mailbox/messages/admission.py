@@ -2,11 +2,11 @@
 
 | message     | sender    | receiver  | transport | bound                      | when full                        | when the peer dies            |
 |-------------|-----------|-----------|-----------|----------------------------|----------------------------------|-------------------------------|
-| Admit       | tokenizer | scheduler | mailbox   | mailbox capacity           | kept and sent when there is room | engine ends with a reason     |
-| Stop        | tokenizer | scheduler | mailbox   | one a request              | kept and sent when there is room | engine ends with a reason     |
-| Abort       | tokenizer | scheduler | mailbox   | one a request              | kept and sent when there is room | engine ends with a reason     |
-| TokenDeltas | scheduler | tokenizer | mailbox   | one unsent delta a request | later tokens merge into it       | engine ends with a reason     |
-| Refused     | scheduler | tokenizer | mailbox   | one a request              | kept and sent when there is room | engine ends with a reason     |
+| Admit       | tokenizer | scheduler | mailbox   | mailbox capacity           | kept and sent when there is room | the frontends resume          |
+| Stop        | tokenizer | scheduler | mailbox   | one a request              | kept and sent when there is room | the frontends resume          |
+| Abort       | tokenizer | scheduler | mailbox   | one a request              | kept and sent when there is room | the frontends resume          |
+| TokenDeltas | scheduler | tokenizer | mailbox   | one unsent delta a request | later tokens merge into it       | the frontends resume          |
+| Refused     | scheduler | tokenizer | mailbox   | one a request              | kept and sent when there is room | the frontends resume          |
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=20):
     eos_token_ids: tuple[int, ...]
     arrival_ns: int
     cache_salt: str = ""
+    output_token_ids: list[int] = []
+    """Of a resumed request (attempt > 1): the ids that its frontend has. It is exempt from the queue's limits."""
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=21):

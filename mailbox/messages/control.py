@@ -1,17 +1,22 @@
 """Messages between the supervisor and its child processes, over one SOCK_SEQPACKET control socket a child.
 
-| message     | sender     | receiver   | bound        | when the peer dies                                   |
-|-------------|------------|------------|--------------|------------------------------------------------------|
-| Start       | supervisor | child      | once         | -                                                    |
-| Attach      | supervisor | scheduler  | once an epoch| -  (carries the new boards' file descriptors)         |
-| Gone        | supervisor | neighbours | once a death | -                                                    |
-| Drain       | supervisor | frontends  | once         | -                                                    |
-| Shutdown    | supervisor | child      | once         | -                                                    |
-| Ready       | child      | supervisor | once         | the supervisor has the child's pidfd                 |
-| Failed      | child      | supervisor | once         | the supervisor has the child's pidfd                 |
-| Drained     | frontend   | supervisor | once         | counts as drained                                    |
+| message     | sender     | receiver            | bound        | when the peer dies                            |
+|-------------|------------|---------------------|--------------|-----------------------------------------------|
+| Start       | supervisor | child               | once         | -                                             |
+| Attach      | supervisor | scheduler, worker   | once an epoch| -                                             |
+| Gone        | supervisor | neighbours          | once a death | it counts as parted                           |
+| Settled     | supervisor | frontends           | once a death | -                                             |
+| Ending      | supervisor | child               | once         | -                                             |
+| Drain       | supervisor | frontends           | twice        | -                                             |
+| Shutdown    | supervisor | child               | once         | -                                             |
+| Ready       | child      | supervisor          | once         | the supervisor has the child's pidfd          |
+| Parted      | child      | supervisor          | once a death | the supervisor has the child's pidfd          |
+| Failed      | child      | supervisor          | once         | the supervisor has the child's pidfd          |
+| Drained     | frontend   | supervisor          | once         | counts as drained                             |
 
-File descriptors travel beside `Start` and `Attach` as SCM_RIGHTS ancillary data, in the order of their `fds` lists.
+A death goes in this order, so that nothing of the dead incarnation is taken for its successor's: every neighbour gets
+`Gone` with new links, parts, and answers `Parted`; when all have, the frontends get `Settled` and resume.
+File descriptors travel beside `Start`, `Attach` and `Gone` as SCM_RIGHTS ancillary data, in the order of their `fds` lists.
 A child ends at once with its supervisor (parent-death signal).
 """
 
@@ -53,20 +58,34 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=40):
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag=41):
-    """New boards for a new epoch; the receiver drops the old ones. Sent when the workers of the epoch are ready."""
+    """New boards for a new epoch; the receiver drops the old ones. The scheduler gets it when the workers are ready."""
 
     boards: tuple[BoardLayout, ...]
     fds: tuple[str, ...]
 
 
 class Gone(msgspec.Struct, frozen=True, array_like=True, tag=42):
-    """An actor died. A barrier: the receiver discards what the dead incarnation sent."""
+    """A process died, with all its actors. The receiver drops the links with them and what it has not read from them,
+    takes the new links to their successors, and answers `Parted`."""
 
-    actor: str
+    process: str
     incarnation: int
+    actors: tuple[str, ...]
+    links: tuple[Link, ...]
+    """Those between the receiver's actors and the successors."""
+    fds: tuple[str, ...]
+
+
+class Settled(msgspec.Struct, frozen=True, array_like=True, tag=45):
+    """All neighbours have parted from these actors' dead incarnation: requests that were with them are resumed."""
+
+    actors: tuple[str, ...]
+
+
+class Ending(msgspec.Struct, frozen=True, array_like=True, tag=46):
+    """The engine cannot go on: live streams end with an error event, nothing new is taken."""
+
     reason: str
-    is_final: bool
-    """The actor will not come back and the engine is ending: streams end with an error event."""
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag=43):
@@ -98,11 +117,19 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=51):
     advice: str
 
 
+class Parted(msgspec.Struct, frozen=True, array_like=True, tag=53):
+    """This process has parted from the dead `incarnation` of process `gone`."""
+
+    process: str
+    gone: str
+    incarnation: int
+
+
 class Drained(msgspec.Struct, frozen=True, array_like=True, tag=52):
     """The frontends of this process hold no request any more."""
 
     process: str
 
 
-SupervisorToChild = Start | Attach | Gone | Drain | Shutdown
-ChildToSupervisor = Ready | Failed | Drained
+SupervisorToChild = Start | Attach | Gone | Settled | Ending | Drain | Shutdown
+ChildToSupervisor = Ready | Parted | Failed | Drained

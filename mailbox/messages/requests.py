@@ -2,7 +2,8 @@
 
 | message    | sender    | receiver  | transport | bound                       | when full                      | when the peer dies             |
 |------------|-----------|-----------|-----------|-----------------------------|--------------------------------|--------------------------------|
-| Generate   | frontend  | tokenizer | mailbox   | mailbox capacity            | the client gets a 429          | frontend ends the stream       |
+| Generate   | frontend  | tokenizer | mailbox   | mailbox capacity            | the client gets a 429          | the frontend resumes it        |
+| Resume     | frontend  | tokenizer | mailbox   | one a request and death     | kept and sent when there is room | resumed once more              |
 | Abort      | frontend  | tokenizer | mailbox   | one a request               | kept and sent when there is room | dropped, the request is gone |
 | TextDeltas | tokenizer | frontend  | mailbox   | one unsent delta a request  | later tokens merge into it     | dropped                        |
 | Refused    | tokenizer | frontend  | mailbox   | one a request               | kept and sent when there is room | dropped                      |
@@ -71,7 +72,29 @@ class Generate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=10):
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
     returns_prompt: bool = False
-    """The first delta carries the prompt's token ids."""
+    """The first delta of each choice carries the prompt's token ids."""
+    num_choices: int = 1
+    """Answers wanted; choice i draws with (seed, i) and is a request of its own below the tokenizer."""
+
+
+class Delivered(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a frontend has of one choice that has not ended: the next token's position is len(token_ids)."""
+
+    choice: int
+    token_ids: list[int]
+    num_chars: int
+    """Characters of text; what the ids spell beyond them was held back and is still to come."""
+
+
+class Resume(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=14):
+    """A request that lost an actor on its way goes on from what its frontend has.
+
+    `generate` is the request as it was, with `attempt` raised and the actors chosen anew; choices that are not in
+    `delivered` have ended.
+    """
+
+    generate: Generate
+    delivered: list[Delivered]
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=11):
@@ -154,5 +177,5 @@ class TextDeltas(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13)
     """Row index -> the prompt's token ids, in the first delta of a request that asked for them."""
 
 
-FrontendToTokenizer = Generate | Abort
+FrontendToTokenizer = Generate | Resume | Abort
 TokenizerToFrontend = TextDeltas | Refused

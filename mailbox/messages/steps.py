@@ -13,6 +13,8 @@ where the first plan of a row carried `(request_id, choice, attempt, run)`.
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import msgspec
 
 from .sampling import SamplingParams
@@ -64,10 +66,26 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=30):
     """int32 [m]: the row that gets block_ids[j] appended to its block table, in order."""
     block_ids: bytes = b""
     """int32 [m]"""
+    is_fresh: bool = False
+    """The worker clears all its rows before anything else: the first plan after a step that failed."""
+
+
+class StepOutcome(IntEnum):
+    """How a step ended."""
+
+    DONE = 0
+    FAILED = 1
+    """It raised: it yields nothing, and what it wrote is not to be used."""
+    VOID = 2
+    """It was not run, for a step before it failed and no fresh plan has come since."""
+
+
+MAX_ERROR_CHARS = 200
+"""Of the sentence in a failed result."""
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31):
-    """The tokens of one step, a row for each plan row with `samples`, in plan order."""
+    """The tokens of one step, a row for each plan row with `samples`, in plan order; one result for each plan."""
 
     epoch: int
     step: int
@@ -91,3 +109,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31)
     """float32, shape of top_ids"""
     num_plans_waiting: int = 0
     """Plans on the call board that the worker had not taken when the step ended."""
+    outcome: StepOutcome = StepOutcome.DONE
+    """If it is not DONE the result has no rows."""
+    error: str = ""
+    """Of a failed step: what it raised, at most MAX_ERROR_CHARS characters."""
