@@ -112,12 +112,12 @@ def test_statistics_that_do_not_fit_are_refused(page_fd: int) -> None:
 
 
 def test_words_are_aligned(page_fd: int) -> None:
-    """The phase of line i is the first of its 40 words of 8 bytes."""
+    """The phase of line i is the first of its 48 words of 8 bytes."""
     page = ProgressPage(page_fd, 3)
     for index in range(3):
         page.line(index).phase = Phase(index + 1)
-    with mmap.mmap(page_fd, 3 * 320) as memory:
-        assert [memory[320 * index] for index in range(3)] == [1, 2, 3]
+    with mmap.mmap(page_fd, 3 * 384) as memory:
+        assert [memory[384 * index] for index in range(3)] == [1, 2, 3]
 
 
 def test_a_line_keeps_the_page_and_needs_no_descriptor() -> None:
