@@ -25,7 +25,7 @@ from ..mailbox.messages.requests import (
 from ..mailbox.messages.sampling import SamplingParams
 from ..scheduling.statistics import SchedulerStatistics
 from .faults import Faults
-from .frontend_api import Delta, Health
+from .frontend_api import ActorStart, Delta, Health
 from .sender import Sender
 
 
@@ -103,7 +103,7 @@ def _merge(first: Delta, second: Delta) -> Delta:
 
 
 class Frontend:
-    """Implements `FrontendAPI`. `read_health` and `read_statistics` read the progress page."""
+    """Implements `FrontendAPI`. `read_health`, `read_statistics` and `read_startup` read the progress page."""
 
     def __init__(
         self,
@@ -118,6 +118,7 @@ class Frontend:
         scheduler: str,
         read_health: Callable[[], Health],
         read_statistics: Callable[[], SchedulerStatistics],
+        read_startup: Callable[[], list[ActorStart]],
     ) -> None:
         self.name = name
         self.inbox = inbox
@@ -130,6 +131,7 @@ class Frontend:
         self._scheduler = scheduler
         self._read_health = read_health
         self._read_statistics = read_statistics
+        self._read_startup = read_startup
         self._live: dict[str, Stream] = {}
         self._refusing: RequestError | None = None
         self._emptied = asyncio.Event()
@@ -172,6 +174,9 @@ class Frontend:
         if self._refusing is not None:
             return Health(is_live=health.is_live, is_ready=False, reason=self._refusing.message)
         return health
+
+    def startup(self) -> list[ActorStart]:
+        return self._read_startup()
 
     def scheduler_statistics(self) -> SchedulerStatistics:
         return self._read_statistics()
