@@ -3,6 +3,7 @@
 from .layout import BoardLayout
 from .progress import Phase, ProgressLine, ProgressPage, create_progress_page
 from .reader import BoardReader
+from .seal import seal_board
 from .segment import close_board, create_board
 from .writer import BoardWriter
 
@@ -16,4 +17,5 @@ __all__ = [
     "close_board",
     "create_board",
     "create_progress_page",
+    "seal_board",
 ]

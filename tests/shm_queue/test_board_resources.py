@@ -105,7 +105,7 @@ assert os.listdir("/proc/self/fd") == before
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-P", "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "call.memory needs 131,072 bytes" in done.stdout
+    assert "call.memory needs 131,136 bytes" in done.stdout
     assert "File too large" in done.stdout
 
 
