@@ -21,7 +21,10 @@ from .wiring import Wiring
 
 
 class Crew:
-    """`command` starts a child; ` --control-fd N --parent-pid P` is appended. `on_exit` is called when one has ended."""
+    """`command` starts a child; ` --control-fd N --parent-pid P` is appended.
+
+    `on_exit` is called when one has ended.
+    """
 
     def __init__(self, launch: Launch, command: Sequence[str], on_exit: Callable[[Child], None]) -> None:
         self._launch = launch
