@@ -16,7 +16,7 @@ from ..mailbox.messages.requests import TokenizerToFrontend
 from ..scheduling import Scheduler, SchedulerLimits, SchedulerStatistics
 from ..shm_queue import BoardLayout, BoardReader, BoardWriter, Phase, ProgressPage, close_board
 from ..topology import kind_of, max_plan_tokens
-from .base import run_actor
+from .base import Actor, run_actor
 from .faults import Faults
 from .frontend import Frontend
 from .frontend_api import ActorStart, Health
@@ -50,6 +50,9 @@ class Cast:
         page_fd = self.take_fd("progress")
         self._page = ProgressPage(page_fd, len(start.all_actors))
         os.close(page_fd)
+        for actor in start.actors:
+            line = self._page.line(start.all_actors.index(actor))
+            line.pid, line.incarnation = os.getpid(), start.incarnation
         self._scheduler: SchedulerActor | None = None
         self._tokenizers: list[TokenizerActor] = []
         self._worker: WorkerActor | None = None
@@ -227,7 +230,7 @@ class Cast:
         for index, actor in enumerate(self._start.all_actors):
             times = list(self._page.line(index).phase_times_ns().items())
             seconds = {}
-            for (phase, since_ns), (_, until_ns) in pairwise([*times, (Phase.STOPPED, now_ns)]):
+            for (phase, since_ns), (_, until_ns) in pairwise([*times, (Phase.IDLE, now_ns)]):
                 if phase in (Phase.STARTING, Phase.LOADING, Phase.WARMING):
                     seconds[phase.name.lower()] = (until_ns - since_ns) / 1e9
             starts.append(ActorStart(actor, self._page.line(index).phase.name.lower(), seconds))
@@ -303,7 +306,7 @@ class Cast:
         for actor in self._actors():
             actor.close()
 
-    def _actors(self) -> Sequence[Frontend | TokenizerActor | SchedulerActor]:
+    def _actors(self) -> Sequence[Actor[Any]]:
         """Those with a mailbox."""
         return [*self.frontends, *self._tokenizers, *((self._scheduler,) if self._scheduler else ())]
 

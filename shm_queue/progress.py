@@ -37,8 +37,6 @@ class Phase(enum.IntEnum):
     STEPPING = 4
     """A step is on the device."""
     IDLE = 5
-    DRAINING = 6
-    STOPPED = 7
 
 
 class Word:

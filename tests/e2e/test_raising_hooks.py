@@ -1,4 +1,4 @@
-"""One of 64 requests raises, in each place in turn: it alone ends with an error, the others say what they say without it."""
+"""One of 64 requests raises, in each place in turn: it alone ends with an error, the others say what they would."""
 
 from __future__ import annotations
 
