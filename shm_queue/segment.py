@@ -116,7 +116,8 @@ def map_board(layout: BoardLayout, fds: Mapping[str, int], *, is_writable: bool)
 class Attachment:
     """A process's own hold on a board: its mapping and duplicates of the descriptors that it uses.
 
-    `words`: the mapping as 64-bit words. Duplicates, so that a writer and a reader in one process can share a board and let go of it one by one.
+    `words`: the mapping as 64-bit words. Duplicates, so that a writer and a reader in one process can share a board and
+    let go of it one by one.
     """
 
     def __init__(self, layout: BoardLayout, fds: Mapping[str, int], readers: range, *, is_writable: bool) -> None:
