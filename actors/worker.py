@@ -9,21 +9,30 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
-import torch
 
 from ..errors import EndOfStream, StaleEpoch
-from ..execution import ModelRunner, configure_threads
-from ..mailbox.messages.control import Start
-from ..mailbox.messages.steps import StepPlan
-from ..models import load_model
+from ..mailbox.messages.steps import StepPlan, StepResult
 from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressLine
-from ..topology.schema import ProcessSection
-from .loading import LoadingStatistics
 
 _PUBLISH_TIMEOUT_S = 60.0
 """Results have a slot for every plan in flight, so a wait for one means that the scheduler does not move."""
+
+
+class Runner(Protocol):
+    """What runs plans: a model on a device."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Raises ProtocolViolation for a plan that contradicts the rows; anything else is a failed step."""
+        ...
+
+    def warm_up(self) -> None: ...
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        ...
 
 
 class WorkerActor:
@@ -32,7 +41,7 @@ class WorkerActor:
     def __init__(
         self,
         name: str,
-        load: Callable[[], ModelRunner],
+        load: Callable[[], Runner],
         call_board: BoardReader,
         result_board: BoardWriter,
         progress: ProgressLine,
@@ -85,7 +94,7 @@ class WorkerActor:
         except BaseException as error:  # handed to the loop, which ends the process with it
             self._report(waiting, error)
 
-    def _run_steps(self, runner: ModelRunner) -> None:
+    def _run_steps(self, runner: Runner) -> None:
         decoder = msgspec.msgpack.Decoder(StepPlan)
         encoder = msgspec.msgpack.Encoder()
         progress = self._progress
@@ -110,27 +119,3 @@ class WorkerActor:
                     future.set_exception(error)
 
         self._loop.call_soon_threadsafe(settle)
-
-
-def make_runner(start: Start, section: ProcessSection, progress: ProgressLine) -> ModelRunner:
-    """Load the model and make the runner of one rank; the bytes loaded are shown on the progress line."""
-    topology = start.topology
-    configure_threads(section.threads or len(os.sched_getaffinity(0)))
-    dtype = getattr(torch, topology.model.dtype)
-    kv_dtype = dtype if topology.model.kv_dtype == "auto" else getattr(torch, topology.model.kv_dtype)
-    model = load_model(
-        start.checkpoint,
-        start.shape,
-        dtype,
-        torch.device(section.device),
-        start.max_model_len,
-        lambda done, total: progress.set_statistics(LoadingStatistics(done, total)),
-    )
-    return ModelRunner(
-        model,
-        num_blocks=start.num_blocks,
-        block_size=topology.kv_cache.block_size,
-        kv_dtype=kv_dtype,
-        max_num_seqs=topology.scheduler.max_num_seqs,
-        max_model_len=start.max_model_len,
-    )
