@@ -165,7 +165,8 @@ class Cast:
             self._page.line(start.all_actors.index(name)).mark(phase=Phase.SERVING)
 
     async def _make_worker(self, name: str) -> None:
-        from .worker import WorkerActor, make_runner
+        from .runners import make_runner
+        from .worker import WorkerActor
 
         start = self._start
         section = next(p for p in start.topology.process if p.name == start.process)

@@ -7,12 +7,12 @@ import re
 from .decode import show_value
 from .describe import nearest
 from .problem import NOT_YET, Problem
-from .schema import ACTOR_KINDS, ProcessSection, RestartPolicy, Topology
+from .schema import ACTOR_KINDS, NULL_DEVICE, ProcessSection, RestartPolicy, Topology
 
 KINDS_NOT_YET = ("grammar", "proposer")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 """Names of processes stand in socket paths, which are short, and in logs."""
-DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+DEVICE = re.compile(r"cpu|null|cuda(:\d+)?")
 MAX_ACTORS_OF_A_KIND = 64
 MAX_MAILBOX_PAIRS = 64
 """Frontends times tokenizers: each pair may be two sockets, and a child gets all of its own in one control message."""
@@ -80,10 +80,10 @@ def _check_placement(process: ProcessSection, kinds: list[str], place: str, prob
     has_worker = "worker" in kinds
     if not DEVICE.fullmatch(process.device):
         got = f"device = {show_value(process.device)}"
-        problems.append(Problem(place, got, '"cpu", "cuda" or "cuda:N"', '"cpu" is the default'))
-    elif process.device != "cpu":
+        problems.append(Problem(place, got, '"cpu", "null", "cuda" or "cuda:N"', '"cpu" is the default'))
+    elif process.device not in ("cpu", NULL_DEVICE):
         got = f"device = {show_value(process.device)}"
-        problems.append(Problem(place, got, f'only "cpu", others are {NOT_YET}', "leave it out"))
+        problems.append(Problem(place, got, f'only "cpu" and "null", others are {NOT_YET}', "leave it out"))
     for name in ("tensor_parallel", "pipeline_parallel"):
         if getattr(process, name) > 1:
             got = f"{name} = {getattr(process, name)}"

@@ -9,10 +9,12 @@ import msgspec
 
 from ..checkpoints.shape import ModelShape
 from ..errors import NotEnoughMemory
-from .schema import Topology
+from .schema import NULL_DEVICE, Topology
 
 DEFAULT_MEMORY_SHARE = 0.25
 """Of the memory that weights and activations leave free, for the KV pool on a CPU."""
+_NULL_TOKEN_BYTES = 8
+"""What a null device holds of a token in its pool."""
 
 
 # Actors
@@ -133,6 +135,11 @@ def activation_bytes_of(topology: Topology, shape: ModelShape) -> int:
     return 4 * (scheduler.max_num_batched_tokens * per_token + 3 * scheduler.max_num_seqs * shape.vocab_size)
 
 
+def has_null_device(topology: Topology) -> bool:
+    """Whether the worker computes no model, so that there is none to hold."""
+    return any(process.device == NULL_DEVICE for process in topology.process)
+
+
 def plan_memory(
     topology: Topology,
     shape: ModelShape,
@@ -144,12 +151,14 @@ def plan_memory(
     """Share out `available_bytes`: weights and activations first, then the KV pool as `[kv_cache]` says.
 
     Without a size in `[kv_cache]` the pool takes a quarter of what is free, but no more than max_num_seqs requests of
-    max_model_len can use, and no less than one of them needs. Raises NotEnoughMemory with all the numbers.
+    max_model_len can use, and no less than one of them needs. A null device holds no model.
+    Raises NotEnoughMemory with all the numbers.
     """
     section = topology.kv_cache
     max_model_len = max_model_len_of(topology, shape)
-    weight_bytes = weight_bytes_of(topology, shape, dtype_bytes)
-    activation_bytes = activation_bytes_of(topology, shape)
+    is_null = has_null_device(topology)
+    weight_bytes = 0 if is_null else weight_bytes_of(topology, shape, dtype_bytes)
+    activation_bytes = 0 if is_null else activation_bytes_of(topology, shape)
     block_bytes = block_bytes_of(shape, section.block_size, kv_dtype_bytes)
     request_blocks = blocks_for(max_model_len, section.block_size)
     free_bytes = available_bytes - weight_bytes - activation_bytes
@@ -163,6 +172,8 @@ def plan_memory(
     else:
         num_blocks = min(int(free_blocks * DEFAULT_MEMORY_SHARE), request_blocks * topology.scheduler.max_num_seqs)
         num_blocks = max(num_blocks, request_blocks)
+    if is_null:  # as many blocks as the model would have, but at least enough, and next to nothing in them
+        num_blocks, block_bytes = max(num_blocks, request_blocks), section.block_size * _NULL_TOKEN_BYTES
     ledger = MemoryLedger(
         weight_bytes=weight_bytes,
         activation_bytes=activation_bytes,
@@ -172,7 +183,8 @@ def plan_memory(
         available_bytes=available_bytes,
         max_full_length_requests=num_blocks // request_blocks,
     )
-    _check_ledger(ledger, topology, max_model_len, request_blocks, free_blocks)
+    if not is_null:
+        _check_ledger(ledger, topology, max_model_len, request_blocks, free_blocks)
     return ledger
 
 
