@@ -7,7 +7,7 @@ import re
 from .decode import show_value
 from .describe import nearest
 from .problem import NOT_YET, Problem
-from .schema import ACTOR_KINDS, NULL_DEVICE, ProcessSection, RestartPolicy, Topology
+from .schema import ACTOR_KINDS, NULL_DEVICE, ProcessSection, Topology
 
 KINDS_NOT_YET = ("grammar", "proposer")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
@@ -91,10 +91,6 @@ def _check_placement(process: ProcessSection, kinds: list[str], place: str, prob
     if process.threads is not None and not has_worker:
         got = f"threads = {process.threads}"
         problems.append(Problem(place, got, "only in the worker's process", "move it there or leave it out"))
-    if process.restart != RestartPolicy() and set(kinds) != {"worker"}:
-        got = f"restart = {{ max = {process.restart.max}, within_s = {process.restart.within_s:g} }}"
-        allowed = f"only in a process that holds nothing but a worker; others are {NOT_YET}"
-        problems.append(Problem(place, got, allowed, "leave it out"))
 
 
 def _check_totals(totals: dict[str, int], problems: list[Problem]) -> None:

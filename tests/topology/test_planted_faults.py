@@ -94,7 +94,6 @@ IN_THE_WHOLE = [
     ("threads = 2", "device = 'cuda:0'", ['device = "cuda:0"', 'only "cpu" and "null", others are not supported yet']),
     ("threads = 2", "device = 'gpu'", ['device = "gpu"', '"cuda:N"']),
     ('name = "control"', 'name = "control"\nthreads = 3', ['"control"', "threads = 3", "worker's process"]),
-    ('name = "control"', 'name = "control"\nrestart = {max = 9}', ['"control"', "restart", "nothing but a worker"]),
     (
         "max_num_batched_tokens = 256",
         "max_num_batched_tokens = 7",
