@@ -49,7 +49,7 @@ actor_deadline_s = {deadline_s}
 [[process]]
 name = "{name}"
 actors = ["{name.partition("_")[0]}"]
-restart = {{ max = 1000000, within_s = 1.0, backoff_s = 0.0 }}
+restart = {{{{ max = 1000000, within_s = 1.0, backoff_s = 0.0 }}}}
 """
     for name in PROCESSES
 )
