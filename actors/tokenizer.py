@@ -88,8 +88,7 @@ class TokenizerActor:
             case Resume():
                 self._resume(message)
             case Abort():
-                self._end(self._withdraw(message.request_id, message.attempt), "abort")
-                self._tell_schedulers(message)
+                self._abort(message)
             case Refused():
                 self._refused(message)
             case _:
@@ -203,6 +202,11 @@ class TokenizerActor:
         generate = resume.generate
         self._withdraw(generate.request_id, generate.attempt - 1)
         self._encode_soon(resume)
+
+    def _abort(self, abort: Abort) -> None:
+        """Ends every attempt up to its own, an encoding under way too, and always goes on to the scheduler."""
+        self._end(self._withdraw(abort.request_id, abort.attempt), "abort")
+        self._tell_schedulers(abort)
 
     def gone(self, actor: str) -> None:
         """`actor` died. A frontend's requests end, for nobody waits for them any more; those of a scheduler stay until
