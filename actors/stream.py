@@ -15,7 +15,7 @@ from .frontend_api import Delta
 
 
 class _Choice:
-    """The record of a choice. What is unread grows in place and becomes a `Delta` when it is read: O(new) for each row."""
+    """The record of a choice. What is unread grows in place and becomes a `Delta` when it is read: O(new) a row."""
 
     __slots__ = ("_logprobs", "_prompt", "_texts", "finish", "index", "is_unread", "num_chars", "num_read", "token_ids")
 

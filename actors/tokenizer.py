@@ -25,7 +25,6 @@ from ..mailbox.messages.requests import (
     Refused,
     Resume,
     TokenizerToFrontend,
-    TokenText,
 )
 from ..mailbox.messages.sampling import SamplingParams
 from ..text import Tokenizer
@@ -262,7 +261,8 @@ class TokenizerActor:
         position = state.num_tokens
         try:
             ids, text, end = state.push(token_ids, finish)
-            logprobs = self._logprobs(state, deltas, row, known, len(ids))
+            entries = deltas.logprobs.get(row)
+            logprobs = None if entries is None else state.describe(entries[known : known + len(ids)])
         except Exception as error:  # it belongs to this request alone: the other rows go on
             self._fail(state, position, error)
             return
@@ -280,12 +280,6 @@ class TokenizerActor:
         request_id, message = state.generate.request_id, _text_failure(error)
         self._end(self._states.take(request_id, state.attempt), "error", message)
         self._tell_schedulers(Abort(request_id, state.attempt, message))
-
-    def _logprobs(
-        self, state: TextState, deltas: TokenDeltas, row: int, known: int, count: int
-    ) -> list[TokenText] | None:
-        entries = deltas.logprobs.get(row)
-        return None if entries is None else state.describe(entries[known : known + count])
 
     def close(self) -> None:
         self.faults.cancel()
