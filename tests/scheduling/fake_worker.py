@@ -323,6 +323,8 @@ class Engine:
         """Deaths of the worker at which a request was in flight, in all."""
         self.in_flight: deque[list[Key]] = deque()
         self.trial_steps: set[int] = set()
+        self.blocked: set[str] = set()
+        """Tokenizers that take nothing."""
         self.worker: FakeWorker | None = None
         self.plans: deque[bytes] = deque()
         self.results: deque[StepResult] = deque()
@@ -352,7 +354,7 @@ class Engine:
             assert self.scheduler.num_in_flight <= self.limits.pipeline_depth
             plan = self.scheduler.step(self.tick(), ())
         self.planned += made
-        outgoing = self.scheduler.collect()
+        outgoing = self.scheduler.collect(self.blocked)
         for tokenizer, message in outgoing.deltas.items():
             keys = list(zip(message.request_ids, message.choices, strict=True))
             assert len(set(keys)) == len(keys), "two deltas of one request"
@@ -424,7 +426,8 @@ class Engine:
         assert self.worker is not None
         encoded = self.plans.popleft()
         plan = msgspec.msgpack.decode(encoded, type=StepPlan)
-        if self.kills and not self.worker.is_void and self.worker.keys_at(plan, self.kills):
+        is_run = plan.is_fresh or not self.worker.is_void
+        if self.kills and is_run and self.worker.keys_at(plan, self.kills):
             self.lose_worker()
             return
         result = self.worker.work(encoded, self.tick())
