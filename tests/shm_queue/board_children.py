@@ -58,6 +58,9 @@ class ForkedEnd:
         os.kill(self.pid, signal_number)
 
     def close(self) -> None:
+        """Kill it, and close what belongs to it. Twice is once."""
+        if self.reports.closed:
+            return
         if self.is_running:
             self.send(signal.SIGKILL)
             while self.is_running:

@@ -51,7 +51,7 @@ class Wait(msgspec.Struct, tag=True):
 
 def record_of(number: int, seed: int) -> bytes:
     """Record `number` of a stream: its number, a checksum, a body of random size and content."""
-    random_source = random.Random(f"{seed}.{number}")
+    random_source = random.Random(seed << 64 | number)
     body = random_source.randbytes(random_source.choice((0, 1, 63, 64, 1000, MAX_BODY_BYTES)))
     return number.to_bytes(8, "little") + zlib.crc32(body).to_bytes(4, "little") + body
 
