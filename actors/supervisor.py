@@ -33,6 +33,7 @@ from ..shm_queue import BoardLayout, Phase, ProgressPage, close_board, create_bo
 from ..topology import expand_actors, kind_of, plan_boards
 from ..topology.schema import ProcessSection
 from .children import Child, spawn
+from .description import describe_engine
 from .faults import Faults
 from .launch import Launch
 from .loading import LoadingStatistics
@@ -69,6 +70,7 @@ class Supervisor:
         self._wiring = Wiring(launch.topology)
         self._page_fd = create_progress_page(len(self._all_actors))
         self._page = ProgressPage(self._page_fd, len(self._all_actors))
+        self._description_fd: int | None = None
         self._children: dict[str, Child] = {}
         self._deaths: dict[str, deque[float]] = {name: deque() for name in self._sections}
         self._layouts: tuple[BoardLayout, BoardLayout] | None = None
@@ -100,6 +102,7 @@ class Supervisor:
         """
         try:
             self.url = self._wiring.bind()
+            self._description_fd = describe_engine(self._page_fd, self.url, self._launch)
             self._new_boards()
             for name in self._sections:
                 self._spawn(name, incarnation=1)
@@ -138,6 +141,9 @@ class Supervisor:
             fds.update(self._board_fds)
         child = spawn(name, incarnation, self._command)
         self._children[name] = child
+        for actor in actors:
+            line = self._page.line(self._all_actors.index(actor))
+            line.pid, line.incarnation = child.pid, incarnation
         asyncio.get_running_loop().add_reader(child.pidfd, self._on_exit, child)
         child.control.send(
             Start(
@@ -357,6 +363,8 @@ class Supervisor:
         close_board(self._board_fds)
         self._wiring.close()
         os.close(self._page_fd)
+        if self._description_fd is not None:
+            os.close(self._description_fd)
 
 
 def watch_signals(supervisor: Supervisor) -> None:
