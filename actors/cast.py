@@ -197,6 +197,7 @@ class Cast:
             model_name=start.topology.model.served_name or start.checkpoint.name,
             max_model_len=start.max_model_len,
             vocab_size=start.shape.vocab_size,
+            max_live_requests=start.topology.scheduler.max_queued_requests + start.topology.scheduler.max_num_seqs,
             scheduler=next(a for a in start.all_actors if kind_of(a) == "scheduler"),
             read_health=self._read_health,
             read_statistics=self._statistics_reader(),

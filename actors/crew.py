@@ -14,6 +14,7 @@ from ..mailbox.messages.control import Gone, Start, SupervisorToChild
 from ..shm_queue import Phase, ProgressLine, ProgressPage, create_progress_page
 from ..topology import expand_actors, kind_of
 from .children import Child, spawn
+from .description import describe_engine
 from .epoch import EpochBoards
 from .launch import Launch
 from .watchdog import Watchdog
@@ -41,6 +42,7 @@ class Crew:
         self._watchdog = Watchdog(launch.topology.supervision)
         self._page_fd = create_progress_page(len(self.all_actors))
         self._page = ProgressPage(self._page_fd, len(self.all_actors))
+        self._description_fd: int | None = None
         self._scheduler_process = self.process_of("scheduler")
         self._worker_process = self.process_of("worker")
 
@@ -63,6 +65,7 @@ class Crew:
     def open(self) -> str:
         """Bind the sockets, make the boards; returns the server's URL. Raises ConfigError, OSError, ActorFault."""
         url = self._wiring.bind()
+        self._description_fd = describe_engine(self._page_fd, url, self._launch)
         self._boards.renew()
         return url
 
@@ -196,3 +199,5 @@ class Crew:
         self._boards.close()
         self._wiring.close()
         os.close(self._page_fd)
+        if self._description_fd is not None:
+            os.close(self._description_fd)

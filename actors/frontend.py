@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import assert_never
 
-from ..errors import EngineFailure, Overloaded, RequestError, Unavailable, WouldBlock
+from ..errors import EngineFailure, Overloaded, RequestError, Unavailable
 from ..mailbox import Inbox
 from ..mailbox.messages.requests import (
     Abort,
@@ -47,6 +47,7 @@ class Frontend:
         model_name: str,
         max_model_len: int,
         vocab_size: int,
+        max_live_requests: int,
         scheduler: str,
         read_health: Callable[[], Health],
         read_statistics: Callable[[], SchedulerStatistics],
@@ -59,6 +60,7 @@ class Frontend:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self._tokenizers = dict(tokenizers)
+        self._max_live_requests = max_live_requests
         self._turn = itertools.cycle(self._tokenizers)
         self._scheduler = scheduler
         self._read_health = read_health
@@ -83,12 +85,11 @@ class Frontend:
         if self._refusing is not None:
             raise self._refusing
         self._check_room(num_choices)
-        tokenizer = next(self._turn)
         generate = Generate(
             request_id=request_id,
             attempt=1,
             frontend=self.name,
-            tokenizer=tokenizer,
+            tokenizer=self._tokenizer_with_room(),
             scheduler=self._scheduler,
             prompt=prompt,
             sampling=sampling,
@@ -97,16 +98,28 @@ class Frontend:
             returns_prompt=returns_prompt,
             num_choices=num_choices,
         )
-        try:
-            self._tokenizers[tokenizer].send_nowait(generate)
-        except WouldBlock:
-            raise self._when_to_retry(Overloaded("the tokenizer's mailbox is full; try again later")) from None
+        self._tokenizers[generate.tokenizer].post(generate)
         stream = self._live[request_id] = Stream(generate, self._close)
         return stream
+
+    def _tokenizer_with_room(self) -> str:
+        """In turn, one that keeps nothing; else the one that keeps the fewest messages, within a limit: the mailbox of
+        one that has died is full until the supervisor says so, and what is kept for it is resumed then."""
+        names = list(itertools.islice(self._turn, len(self._tokenizers)))
+        next(self._turn)
+        name = min(names, key=lambda name: self._tokenizers[name].num_kept)
+        if self._tokenizers[name].num_kept >= _MAX_KEPT:
+            raise self._when_to_retry(Overloaded("the tokenizer's mailbox is full; try again later"))
+        return name
 
     def _check_room(self, num_choices: int) -> None:
         """Spares a request the way to a scheduler whose queue is full. The page may be a step old: the scheduler has
         the last word."""
+        if len(self._live) >= self._max_live_requests:
+            live = (
+                f"this frontend holds {len(self._live):,} requests, as many as may (max_queued_requests + max_num_seqs)"
+            )
+            raise self._when_to_retry(Overloaded(f"{live}; try again later", code="queue_full"))
         statistics = self._read_statistics()
         has_page = statistics.num_blocks > 0
         if has_page and statistics.num_queued_room < num_choices:
@@ -261,6 +274,8 @@ class Frontend:
         return list(self._tokenizers.values())
 
 
+_MAX_KEPT = 64
+"""New requests wait in the frontend for a tokenizer's mailbox only behind fewer kept messages than this."""
 _ABORT_GRACE_S = 2.0
 """How long aborted requests may take to come back with their terminal event before they are ended with an error."""
 

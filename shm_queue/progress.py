@@ -137,8 +137,8 @@ class ProgressPage:
     Raises ProtocolViolation if the memory is not that of `num_lines` lines.
     """
 
-    def __init__(self, fd: int, num_lines: int) -> None:
-        memory = map_memory("progress page", fd, num_lines * LINE_WORDS * WORD_BYTES, is_writable=True)
+    def __init__(self, fd: int, num_lines: int, *, is_writable: bool = True) -> None:
+        memory = map_memory("progress page", fd, num_lines * LINE_WORDS * WORD_BYTES, is_writable=is_writable)
         self.num_lines = num_lines
         self._words: npt.NDArray[np.uint64] = np.frombuffer(memory, dtype="<u8").reshape(num_lines, LINE_WORDS)
 

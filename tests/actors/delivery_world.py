@@ -190,9 +190,11 @@ class World:
             model_name="fake",
             max_model_len=limits.max_model_len,
             vocab_size=len(TOKEN_BYTES),
+            max_live_requests=1000,
             scheduler="scheduler",
             read_health=lambda: Health(True, True, ""),
             read_statistics=lambda: self.scheduler.statistics(),
+            read_startup=list,
         )
         self.tokenizer = TokenizerActor(
             "tokenizer",

@@ -51,9 +51,11 @@ class Rig:
             model_name="m",
             max_model_len=100,
             vocab_size=10,
+            max_live_requests=1000,
             scheduler="scheduler",
             read_health=lambda: Health(True, True, ""),
             read_statistics=lambda: self.statistics,
+            read_startup=list,
         )
 
     @property
