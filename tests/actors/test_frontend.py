@@ -196,12 +196,37 @@ async def test_closing_behind_the_end_or_behind_the_frontend_sends_nothing() -> 
     live.close()
 
 
-async def test_a_full_tokenizer_is_a_429_and_nothing_is_kept() -> None:
+async def test_behind_a_full_mailbox_a_few_requests_wait_and_then_it_is_a_429() -> None:
+    """A mailbox is full, too, between the death of its tokenizer and the word of it: what waits then is resumed."""
     rig = Rig(capacity=1)
-    rig.submit("a")
+    for index in range(1 + 64):
+        rig.submit(str(index))
     with pytest.raises(Overloaded) as caught:
-        rig.submit("b")
-    assert caught.value.retry_after_s == 1 and rig.frontend.num_live_requests() == 1
+        rig.submit("one more")
+    assert caught.value.retry_after_s == 1 and rig.frontend.num_live_requests() == 65
+    rig.die("tokenizer.0")
+    assert all(rig.frontend._live[str(index)].attempt == 2 for index in range(65))
+
+
+async def test_requests_go_to_tokenizers_in_turn_past_one_that_is_full() -> None:
+    rig = Rig(capacity=2, num_tokenizers=2)
+    for index in range(4):
+        rig.submit(str(index))
+    assert [m.request_id for m in rig.sent(0)] == ["0", "2"] and [m.request_id for m in rig.sent(1)] == ["1", "3"]
+    for index in range(4, 9):
+        rig.submit(str(index))
+        if index == 7:
+            rig.sent(1)  # it makes room, the other one stays full and keeps a message from here on
+    assert "8" not in [m.request_id for m in rig.sent(0)]
+
+
+async def test_a_frontend_holds_so_many_requests_and_no_more() -> None:
+    rig = Rig(capacity=2000)
+    for index in range(1000):
+        rig.submit(str(index))
+    with pytest.raises(Overloaded, match="holds 1,000 requests, its limit") as caught:
+        rig.submit("one more")
+    assert caught.value.code == "queue_full"
 
 
 async def test_a_drain_waits_for_the_live_and_refuses_the_new() -> None:
