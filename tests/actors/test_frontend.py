@@ -224,7 +224,7 @@ async def test_a_frontend_holds_so_many_requests_and_no_more() -> None:
     rig = Rig(capacity=2000)
     for index in range(1000):
         rig.submit(str(index))
-    with pytest.raises(Overloaded, match="holds 1,000 requests, its limit") as caught:
+    with pytest.raises(Overloaded, match="holds 1,000 requests, as many as may") as caught:
         rig.submit("one more")
     assert caught.value.code == "queue_full"
 
