@@ -150,19 +150,21 @@ class Cast:
         eos_token_ids = tuple(sorted({*start.shape.eos_token_ids, *tokenizer.eos_token_ids}))
         for name in names:
             faults = Faults()
+            line = self._page.line(start.all_actors.index(name))
             actor = TokenizerActor(
                 name,
                 self._inboxes[name],
                 tokenizer,
                 self._senders(name, "scheduler", faults),
                 self._senders(name, "frontend", faults),
+                line,
                 faults,
                 max_model_len=start.max_model_len,
                 max_encodings=start.topology.scheduler.max_queued_requests,
                 eos_token_ids=eos_token_ids,
             )
             self._tokenizers.append(actor)
-            self._page.line(start.all_actors.index(name)).mark(phase=Phase.SERVING)
+            line.mark(phase=Phase.SERVING)
 
     async def _make_worker(self, name: str) -> None:
         from .runners import make_runner
@@ -288,7 +290,7 @@ class Cast:
     def settled(self, message: Settled) -> None:
         """Everybody has parted from these actors: the requests that were with them go on."""
         for frontend in self.frontends:
-            frontend.settled(message.actors)
+            frontend.settled(message.actors, message.suspects, has_served=message.has_served)
 
     def beat(self) -> None:
         """Called from the event loop now and then: it turns."""

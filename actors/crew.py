@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from ..mailbox.messages.control import Gone, Start, SupervisorToChild
+from ..mailbox.messages.control import Gone, Settled, Start, SupervisorToChild
 from ..shm_queue import Phase, ProgressLine, ProgressPage, create_progress_page
 from ..topology import expand_actors, kind_of
 from .children import Child, spawn
@@ -116,6 +116,12 @@ class Crew:
         asyncio.get_running_loop().remove_reader(child.pidfd)
         child.reap()
         child.close()
+
+    def describe_death(self, dead: Child) -> Settled:
+        """For the frontends, once all have parted; to be asked before `part_from` clears the progress lines."""
+        actors = self.actors_of[dead.name]
+        marks = (self.line(actor).working_on for actor in actors)
+        return Settled(actors, has_served=dead.is_ready, suspects=tuple(mark for mark in marks if mark))
 
     def part_from(self, dead: Child) -> set[str]:
         """New links and boards in place of those that `dead` used; its neighbours are told to part from it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import assert_never
 
 from ..errors import EngineFailure, Overloaded, RequestError, Unavailable
@@ -25,13 +25,14 @@ from ..mailbox.messages.requests import (
 )
 from ..mailbox.messages.sampling import SamplingParams
 from ..scheduling.statistics import SchedulerStatistics
+from ..shm_queue import mark_of
 from .faults import Faults
 from .frontend_api import ActorStart, Health
 from .sender import Sender
 from .stream import Stream
 
-MAX_VAIN_RESUMES = 2
-"""Resumes without a new token; where one more is due the request itself may be what the engine dies of."""
+MAX_SUSPICIONS = 3
+"""Deaths that a request may have caused, with no new token between, after which it ends with an error."""
 
 
 class Frontend:
@@ -200,10 +201,18 @@ class Frontend:
         for stream in self._live.values():
             stream.is_lost = stream.is_lost or stream.tokenizer == actor
 
-    def settled(self, actors: Sequence[str]) -> None:
-        """Nobody has anything of these dead actors any more: the requests that were with them are resumed."""
+    def settled(self, actors: Sequence[str], suspects: Collection[int] = (), *, has_served: bool = True) -> None:
+        """Nobody has anything of these dead actors any more: the requests that were with them are resumed.
+
+        A request may have been what they died of: with a scheduler that had `has_served`, any that it held; with a
+        tokenizer the one that it had in hand (`suspects`). One that is so for the third time, without a new token
+        between, ends with an error.
+        """
         for stream in list(self._live.values()):
-            if stream.generate.scheduler in actors or (stream.is_lost and stream.tokenizer in actors):
+            is_of_scheduler = stream.generate.scheduler in actors
+            if is_of_scheduler or (stream.is_lost and stream.tokenizer in actors):
+                is_suspect = (is_of_scheduler and has_served) or mark_of(stream.request_id) in suspects
+                stream.num_suspicions += is_suspect
                 self._resume(stream)
 
     def _resume(self, stream: Stream) -> None:
@@ -211,10 +220,8 @@ class Frontend:
             self._abort(stream, "its first abort may be lost")
             stream.finish_aborted()
             self._forget(stream)
-        elif stream.num_vain_resumes == MAX_VAIN_RESUMES:
-            sentence = (
-                f"the engine died {MAX_VAIN_RESUMES + 1} times under this request and made no token of it between"
-            )
+        elif stream.num_suspicions == MAX_SUSPICIONS:
+            sentence = f"the engine died {MAX_SUSPICIONS} times under this request and made no token of it between"
             self._abort(stream, sentence)
             self._fail(stream, EngineFailure(sentence))
         else:

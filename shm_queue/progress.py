@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import time
+import zlib
 from typing import TypeVar, overload
 
 import msgspec
@@ -56,6 +57,11 @@ class Word:
         line.words[self._index] = value
 
 
+def mark_of(request_id: str) -> int:
+    """What `working_on` says of a request: 33 bits, never 0."""
+    return zlib.crc32(request_id.encode()) | 1 << 32
+
+
 class ProgressLine:
     """One process's line. One process writes it, any may read; it keeps the page mapped."""
 
@@ -77,6 +83,10 @@ class ProgressLine:
 
     heartbeat_ns = Word(7)
     """CLOCK_MONOTONIC when the process's event loop last turned; 0: not yet."""
+
+    working_on = Word(15)
+    """A mark (`mark_of`) of the request whose prompt is in native code now; 0: none. It outlives the process, and says
+    which request it died of."""
 
     @property
     def phase(self) -> Phase:

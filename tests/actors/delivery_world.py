@@ -202,6 +202,7 @@ class World:
             make_tokenizer(),
             {"scheduler": Sender(LocalOutbox(to_scheduler, "tokenizer"), self.faults[1])},
             {"frontend": Sender(LocalOutbox(to_frontend, "tokenizer"), self.faults[1])},
+            ProgressLine(np.zeros(LINE_WORDS, np.uint64)),
             self.faults[1],
             max_model_len=limits.max_model_len,
             max_encodings=4,

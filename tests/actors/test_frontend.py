@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ from callboard.mailbox.messages.requests import (
 )
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.scheduling.statistics import SchedulerStatistics
+from callboard.shm_queue import mark_of
 
 END = Finish("stop", Usage(1, 3, 0))
 
@@ -79,10 +81,10 @@ class Rig:
         finishes = {} if finish is None else {0: finish}
         self.frontend.handle(TextDeltas([name], [choice], [attempt], [position], [ids], [text], finishes, **more))
 
-    def die(self, *actors: str) -> None:
+    def die(self, *actors: str, suspects: Sequence[int] = (), has_served: bool = True) -> None:
         for actor in actors:
             self.frontend.gone(actor)
-        self.frontend.settled(actors)
+        self.frontend.settled(actors, suspects, has_served=has_served)
 
     def sent(self, tokenizer: int = 0) -> list[Any]:
         return self.tokenizers[f"tokenizer.{tokenizer}"].receive_all_nowait()
@@ -430,6 +432,33 @@ async def test_the_third_resume_without_a_token_ends_the_request() -> None:
     assert (await anext(other)).text == "a"
     with pytest.raises(EngineFailure):
         await anext(other)
+
+
+async def test_a_tokenizers_death_counts_for_the_request_that_it_had_in_hand() -> None:
+    rig = Rig()
+    stream, other = rig.submit(), rig.submit("other")
+    rig.sent()
+    for attempt in (2, 3):
+        rig.die("tokenizer.0", suspects=[mark_of("r")])
+        assert [message.generate.attempt for message in rig.sent()] == [attempt] * 2
+    rig.die("tokenizer.0")
+    assert [message.generate.attempt for message in rig.sent()] == [4] * 2
+    rig.die("tokenizer.0", suspects=[mark_of("r")])
+    abort, resume = rig.sent()
+    assert (abort.request_id, resume.generate.request_id, resume.generate.attempt) == ("r", "other", 5)
+    with pytest.raises(EngineFailure, match="died 3 times"):
+        await anext(stream)
+    other.close()
+
+
+async def test_the_death_of_a_scheduler_that_was_never_ready_counts_for_nobody() -> None:
+    rig = Rig()
+    stream = rig.submit()
+    rig.sent()
+    for attempt in range(2, 10):
+        rig.die("scheduler", has_served=False)
+        assert rig.resumed().generate.attempt == attempt
+    stream.close()
 
 
 async def test_a_closed_stream_is_not_resumed_and_its_abort_goes_to_the_successor() -> None:
