@@ -11,6 +11,7 @@ Limits are the kernel's (ITIMER_PROF, RLIMIT_AS), set by the process on itself; 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import enum
 import signal
 import socket
@@ -69,8 +70,11 @@ class RenderProcess:
         self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
     def start(self) -> None:
-        """Start it now, without waiting for it: it gets ready while the caller does something else."""
-        with self._lock:
+        """Start it now, without waiting for it: it gets ready while the caller does something else.
+
+        Where it cannot be started, the first question says so.
+        """
+        with self._lock, contextlib.suppress(OSError):
             self._channel()
 
     def ask(self, question: bytes) -> Answer:

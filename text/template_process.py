@@ -19,6 +19,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 import jinja2
@@ -92,7 +93,7 @@ def answer(question: bytes, output_chars: int) -> tuple[bytes, str]:
 
 
 def render(
-    template: jinja2.Template,
+    template: Callable[..., str],
     messages: list[dict[str, JSON]],
     add_generation_prompt: bool,
     special_tokens: dict[str, str],
@@ -104,7 +105,7 @@ def render(
         return (datetime.datetime.now() if now is None else now).strftime(format)
 
     def rendered(seen: list[dict[str, JSON]]) -> str:
-        return template.render(
+        return template(
             messages=seen,
             tools=None,
             documents=None,
@@ -141,14 +142,15 @@ def _parse_arguments(call: JSON) -> None:
 
 
 @functools.lru_cache(maxsize=4)
-def compile_template(source: str) -> jinja2.Template:
+def compile_template(source: str) -> Callable[..., str]:
+    """`render` of the compiled template."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["namespace"] = _GuardedNamespace
-    return environment.from_string(source)
+    return environment.from_string(source).render
 
 
 def _raise_exception(message: str) -> NoReturn:
