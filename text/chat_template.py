@@ -19,7 +19,7 @@ MAX_SOURCE_CHARS = 1 << 20
 """Templates in use have under 100,000 characters."""
 
 SeenCall = dict[str, str | dict[str, str]]
-SeenMessage = dict[str, str | None | list[SeenCall]]
+SeenMessage = dict[str, str | list[SeenCall] | None]
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -36,9 +36,9 @@ class Kind(enum.Enum):
     SYNTAX = b"S"
     """The template cannot be compiled."""
     FAILED = b"F"
-    """The template raised an error on these messages."""
+    """The template raised an error on these messages, or made too long a text of them."""
     LIMIT = b"L"
-    """More time, memory or text than there may be."""
+    """More time or memory than there may be; the process has ended."""
     DIED = b"D"
     """The process ended, twice, and not of its limits."""
 

@@ -1,8 +1,8 @@
 """A process that renders chat templates and does nothing else; `render_process.py` starts it and tells the protocol.
 
 A template comes with the model, from anybody. Jinja's sandbox keeps it from Python's internals, but one operation
-(`'a' * 10 ** 10`, a list that holds itself twice, forty times) takes any time and memory, inside of C code that no other
-thread can end. The kernel can: this process has limits on processor time and memory, and dies of them alone.
+(`'a' * 10 ** 10`, a list that holds the last one twice, forty times over) takes any time and memory, in C code that no
+other thread can end. The kernel can: this process has limits on processor time and memory, and dies of them alone.
 
 Run by path, with the standard library and Jinja only, so that it starts in a moment. The environment is the one that
 templates on the Hugging Face hub are written for: trimmed blocks, `raise_exception`, `strftime_now`, `tojson` without
@@ -88,7 +88,7 @@ def answer(question: bytes, output_chars: int) -> tuple[bytes, str]:
         sentence = getattr(error, "message", None) or str(error) or type(error).__name__
         return FAILED, str(sentence)[:MAX_SENTENCE_CHARS]
     if len(text) > output_chars:
-        return LIMIT, f"the text has {len(text):,} characters, the limit is {output_chars:,}"
+        return FAILED, f"the text has {len(text):,} characters, the limit is {output_chars:,}"
     return TEXT, text
 
 
