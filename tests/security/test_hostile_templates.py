@@ -70,7 +70,7 @@ HOSTILE = {
     "replace": "{% set x = messages[0].role * 250000 %}{{ x.replace('u', x) | length }}",
     "join": "{% set x = messages[0].role * 250000 %}{{ (x | list) | join(x) | length }}",
     "doubling text": "{% set n = namespace(t='ab') %}{% for i in range(99) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
-    "doubling lists": "{% set n = namespace(a=[0]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% endfor %}{{ n.a }}",
+    "doubling lists": "{% set n = namespace(a=0) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% endfor %}{{ n.a }}",
     "comparing doubled lists": (
         "{% set n = namespace(a=[0], b=[0]) %}{% for i in range(60) %}"
         "{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}{{ n.a == n.b }}"
@@ -124,7 +124,7 @@ def test_a_source_that_is_too_long_is_not_looked_at() -> None:
 
 def test_an_error_of_any_length_is_cut(small: RenderProcess) -> None:
     template = ChatTemplate("{{ raise_exception('x' * 90000) }}", {}, process=small)
-    with pytest.raises(InvalidRequest, match="x{2000}$") as caught:
+    with pytest.raises(InvalidRequest, match=r"x{2000}$") as caught:
         template.render(USER)
     assert len(str(caught.value)) < 2100
 
@@ -188,7 +188,8 @@ def test_it_ends_with_its_owner() -> None:
     """Killed without a chance to say so, in the middle of a rendering without end."""
     code = (
         "from callboard.text.render_process import shared\nfrom callboard.text import ChatTemplate\n"
-        "template = ChatTemplate({source!r}, {{}})\nprint(shared._running[0].pid, flush=True)\ntemplate.render([])\ninput()"
+        "template = ChatTemplate({source!r}, {{}})\nprint(shared._running[0].pid, flush=True)\n"
+        "template.render([])\ninput()"
     )
     command = [sys.executable, "-P", "-c", code.format(source=HOSTILE["nested loops"])]
     owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
