@@ -95,7 +95,7 @@ def fuzz(examples: int) -> Any:
     return settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
-BUDGETS = [pytest.param(1, id="short"), pytest.param(40, id="long", marks=pytest.mark.nightly)]
+BUDGETS = [pytest.param(1, id="short"), pytest.param(80, id="long", marks=pytest.mark.nightly)]
 
 
 def test_the_files_are_a_model_before_they_are_damaged(files: Files) -> None:
@@ -109,7 +109,7 @@ def test_a_damaged_gguf_file(files: Files, budget: int) -> None:
     whole = files.gguf.read_bytes()
     seen = set()
 
-    @fuzz(250 * budget)
+    @fuzz(120 * budget)
     @given(hostile_bytes.damaged(whole, files.head_bytes))
     def run(data: bytes) -> None:
         seen.add(load(files.with_gguf(data)))
@@ -130,7 +130,7 @@ def test_a_damaged_safetensors_file(files: Files, budget: int) -> None:
         text = json.dumps(changed).encode()
         return len(text).to_bytes(8, "little") + text + whole[head_bytes:]
 
-    @fuzz(200 * budget)
+    @fuzz(80 * budget)
     @given(hostile_bytes.damaged(whole, head_bytes) | hostile_bytes.altered(head).map(with_head))
     def run(data: bytes) -> None:
         load(files.with_file(name, data))
@@ -145,7 +145,7 @@ def test_a_damaged_json_file(files: Files, name: str, budget: int) -> None:
     whole = (files.directory / name).read_bytes()
     as_text = hostile_bytes.altered(json.loads(whole)).map(lambda changed: json.dumps(changed).encode())
 
-    @fuzz(70 * budget)
+    @fuzz(25 * budget)
     @given(as_text | as_text | hostile_bytes.damaged(whole, len(whole)) | st.binary(max_size=50))
     def run(data: bytes) -> None:
         load(files.with_file(name, data))
