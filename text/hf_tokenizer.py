@@ -89,7 +89,9 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: _TokenizerConfig, where: 
     """Tokens that only tokenizer_config.json knows of, and the special nature of the named ones."""
     for token_id in config.added_tokens_decoder:
         if not (token_id.isascii() and token_id.isdecimal() and len(token_id) <= _MAX_ID_DIGITS):
-            raise CorruptCheckpoint(f"{where}: added_tokens_decoder has the key {token_id[:80]!r}, which is no token id")
+            raise CorruptCheckpoint(
+                f"{where}: added_tokens_decoder has the key {token_id[:80]!r}, which is no token id"
+            )
     for _, token in sorted(config.added_tokens_decoder.items(), key=lambda item: int(item[0])):
         if backend.token_to_id(token.content) is None:
             backend.add_tokens([_added(token)])
