@@ -165,13 +165,19 @@ def poisson_arrivals(rate_per_s: float, duration_s: float, seed: int) -> list[fl
     return times
 
 
-def completion_requests(number: int, *, input_len: int, output_len: int, vocab_size: int, seed: int = 0) -> list[bytes]:
-    """HTTP requests, whole; prompts of random ids, so that nothing is a prefix hit; outputs of a forced length."""
+def completion_requests(
+    number: int, *, input_len: int, output_len: int, vocab_size: int, is_mixed: bool = False, seed: int = 0
+) -> list[bytes]:
+    """HTTP requests, whole; prompts of random ids, so that nothing is a prefix hit; outputs of a forced length.
+
+    `is_mixed`: from 0.5 to 1.5 times `output_len`, evenly.
+    """
     draw = random.Random(seed)
     requests = []
     for _ in range(number):
         prompt = [draw.randrange(1, vocab_size) for _ in range(input_len)]
-        fields = {"prompt": prompt, "max_tokens": output_len, "temperature": 0, "ignore_eos": True, "stream": True}
+        length = draw.randint(output_len // 2, output_len * 3 // 2) if is_mixed else output_len
+        fields = {"prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True, "stream": True}
         body = json.dumps(fields, separators=(",", ":")).encode()
         requests.append(_HEAD % len(body) + body)
     return requests
