@@ -73,9 +73,7 @@ def runtime_bytes_of(topology: Topology, shape: ModelShape, activation_bytes: in
     return total + _ALLOCATOR_BYTES + activation_bytes // _ALLOCATOR_SHARE
 
 
-def plan_memory(
-    topology: Topology, shape: ModelShape, available_bytes: int, arithmetic: Arithmetic
-) -> MemoryLedger:
+def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, arithmetic: Arithmetic) -> MemoryLedger:
     """Share out `available_bytes`: all else first, then the KV pool as `[kv_cache]` says.
 
     Without a size in `[kv_cache]` the pool takes a quarter of what is free, but no more than max_num_seqs requests of
