@@ -1,7 +1,7 @@
 """What a worker holds beside weights and KV while it computes its largest step, tensor by tensor.
 
-The largest step has `max_num_batched_tokens` tokens (t): a row that decodes in all rows but one, and in that one a chunk
-of a prompt that ends at `max_model_len`. It passes its peak in one of these moments (execution/, models/llama.py):
+The largest step has `max_num_batched_tokens` tokens (t): a row that decodes in all rows but one, and in that one a
+chunk of a prompt that ends at `max_model_len`. It passes its peak in one of these moments (execution/, models/llama.py):
 
 - *masks*: the chunk's attention mask is made;
 - *mlp*: in a layer behind the first, gate and up have just been computed, while those of the layer before still live;
@@ -21,7 +21,7 @@ from .arithmetic import Arithmetic
 GROUP_ELEMENTS = 1 << 25
 """Gathered keys and values of rows that attend together; more rows are cut into groups (execution/attention.py)."""
 _SAMPLING_BYTES = 168
-"""A logit and all that is made of it where filters keep it: sorted candidates, their ids, noise (kernels/sampling.py)."""
+"""A logit and all that is made of it where filters keep it: candidates, their ids, noise (kernels/sampling.py)."""
 _INDEX_SCRATCH = 4
 """Float32 or int32 arrays as long as the index of a group: scores, weights, and what torch copies of the pattern."""
 
