@@ -1,7 +1,7 @@
 """What a worker holds beside weights and KV while it computes its largest step, tensor by tensor.
 
 The largest step has `max_num_batched_tokens` tokens (t): a row that decodes in all rows but one, and in that one a
-chunk of a prompt that ends at `max_model_len`. It passes its peak in one of these moments (execution/, models/llama.py):
+chunk of a prompt that ends at `max_model_len`. Its peak is at one of these moments (execution/, models/llama.py):
 
 - *masks*: the chunk's attention mask is made;
 - *mlp*: in a layer behind the first, gate and up have just been computed, while those of the layer before still live;
