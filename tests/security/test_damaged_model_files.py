@@ -5,6 +5,7 @@ The address space is limited while a file is read, so that a length that is take
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import shutil
@@ -19,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard.checkpoints import Checkpoint, gguf_file, read_shape
-from callboard.errors import ConfigError
+from callboard.errors import ConfigError, InvalidRequest
 from callboard.mailbox.messages.requests import ChatMessage
 from callboard.models.load import load_model
 from callboard.text import load_tokenizer
@@ -51,7 +52,8 @@ def load(checkpoint: Checkpoint) -> bool:
         return False
     tokenizer.decode(tokenizer.encode("abab ä日 <end>", add_special_tokens=True))
     if tokenizer.chat_template is not None:
-        tokenizer.chat_template.render([ChatMessage("user", "x")])
+        with contextlib.suppress(InvalidRequest):
+            tokenizer.chat_template.render([ChatMessage("user", "x")])
     return True
 
 
