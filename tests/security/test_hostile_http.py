@@ -67,7 +67,7 @@ async def check(session: aiohttp.ClientSession, method: str, url: str, **sent: A
         body = await response.read()
         assert response.status in STATUSES, (sent, response.status, body)
         if response.status == 400 and response.content_type == "text/plain":
-            assert body.startswith(b"400, message:") and len(body) < 1000, body
+            assert 0 < len(body) < 1000, body
         elif response.status != 200:
             error = json.loads(body)["error"]
             assert set(error) == {"message", "type", "param", "code"}
