@@ -135,7 +135,7 @@ class Answer:
         for choice in chunk.get("choices", ()):
             index = choice["index"]
             assert index not in self.finishes, "text behind a finish"
-            text = choice["text"] if "text" in choice else choice.get("delta", choice.get("message"))["content"]
+            text = choice["text"] if "text" in choice else choice.get("delta", choice.get("message")).get("content")
             self.texts[index] = self.texts.get(index, "") + (text or "")
             if choice["finish_reason"] is not None:
                 self.finishes[index] = choice["finish_reason"]

@@ -150,14 +150,14 @@ def test_a_killed_supervisor_leaves_no_process_and_no_memory_and_the_next_start_
             assert all(answer.is_cut for answer in answers)
 
     before = run_directories(temporary)
-    with null_server(null_model) as server:
+    with null_server(null_model, topology=ALL_APART) as server:
         assert send(f"{server.url}/v1/chat/completions", CHAT).status == 200  # so that templates are rendered, too
         remains = Remains(server)
         asyncio.run(act(server))
         remains.wait_gone()
         assert server.wait() == -signal.SIGKILL
     (left,) = set(run_directories(temporary)) - set(before)
-    with null_server(null_model) as server:
+    with null_server(null_model, topology=ALL_APART) as server:
         assert left not in run_directories(temporary)
         server.terminate()
         assert server.wait() == 0
