@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -18,14 +19,18 @@ from callboard.mailbox.messages.requests import Abort
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.scheduling.request import Request
 from callboard.scheduling.state import SchedulerState
+from callboard.tests.actors.delivery_checks import check_at_rest
 from callboard.tests.actors.delivery_world import World
 from callboard.tests.scheduling.fake_worker import make_limits
 
 REQUESTS = st.lists(
     st.builds(
-        lambda prompt, max_tokens, stop, ignore_eos, logprobs: (
+        lambda prompt, max_tokens, stop, ignore_eos, logprobs, frontend, num_choices, returns_prompt: (
             prompt,
             SamplingParams(seed=1, max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos, logprobs=logprobs),
+            frontend,
+            num_choices,
+            returns_prompt,
         ),
         # at most 16 tokens, so that with 16 more it fits the model's 32: é is two of them
         st.text("abc é", min_size=1, max_size=12).filter(lambda prompt: len(prompt.encode()) <= 16),
@@ -33,30 +38,38 @@ REQUESTS = st.lists(
         st.lists(st.sampled_from(["a", "ab", "bca", "c ", "é", "bb"]), max_size=2).map(tuple),
         st.booleans(),
         st.sampled_from([None, None, 1]),
+        st.integers(0, 1),
+        st.sampled_from([1, 1, 2]),
+        st.booleans(),
     ),
     min_size=1,
     max_size=8,
 )
-KINDS = ("submit", "turn", "frontend", "tokenizer", "scheduler", "encode", "read", "attach", "work")
-RARE_KINDS = ("close", "deadline", "lose", "resend")
+KINDS = ("submit", "turn", "deliver", "take", "follow", "start", "encode", "read", "work", "ring")
+RARE_KINDS = ("close", "deadline", "kill", "pass_grace")
 RARE = (0, 0.1, 0.5)
 RUNS = dict(
     requests=REQUESTS,
     seed=st.integers(0, 1 << 32),
     num_acts=st.integers(0, 400),
     num_blocks=st.sampled_from([8, 10, 16, 40]),
-    capacity=st.integers(1, 3),
+    capacity=st.sampled_from([1, 2, 3, 1000]),
     max_queued_requests=st.sampled_from([0, 2, 1000, 1000]),
+    num_frontends=st.integers(1, 2),
+    num_deaths=st.integers(0, 3),
 )
+Request = tuple[str, SamplingParams, int, int, bool]
 
 
 def run(
-    requests: list[tuple[str, SamplingParams]],
+    requests: list[Request],
     seed: int,
     num_acts: int,
     num_blocks: int,
     capacity: int,
     max_queued_requests: int,
+    num_frontends: int,
+    num_deaths: int,
 ) -> None:
     """One engine from its first request to its rest. `seed` draws how eager each part is, then `num_acts` acts."""
     random = Random(seed)
@@ -69,21 +82,22 @@ def run(
             num_blocks=num_blocks,
             block_size=4,
             max_model_len=32,
+            resume_grace_s=3600.0,
             max_queued_requests=max_queued_requests,
         )
-        world = World(limits, capacity)
+        world = World(limits, capacity, num_frontends=num_frontends, num_deaths=num_deaths)
         try:
             coming = list(reversed(requests))
             for _ in range(num_acts):
-                acts = world.possible(is_ending=False) + [("submit", 0)] * bool(coming)
-                kinds = [kind for kind, _ in acts]
+                acts = world.possible(is_ending=False) + [("submit",)] * bool(coming)
+                kinds = [act[0] for act in acts]
                 (act,) = random.choices(acts, [eagerness[kind] / kinds.count(kind) for kind in kinds])
                 if act[0] == "submit":
                     world.submit(*coming.pop())
                 else:
                     await world.act(act)
             await world.finish()
-            world.check_all_served()
+            check_at_rest(world)
         finally:
             world.close()
 
@@ -93,15 +107,8 @@ def run(
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(**RUNS)
-def test_every_stream_gets_exactly_its_answer(
-    requests: list[tuple[str, SamplingParams]],
-    seed: int,
-    num_acts: int,
-    num_blocks: int,
-    capacity: int,
-    max_queued_requests: int,
-) -> None:
-    run(requests, seed, num_acts, num_blocks, capacity, max_queued_requests)
+def test_every_stream_gets_exactly_its_answer(**arguments: Any) -> None:
+    run(**arguments)
 
 
 # The property can fail: each of these faults is found ---------------------------------------------------------------
@@ -196,15 +203,8 @@ def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], m
 
     @settings(max_examples=1000, deadline=None, database=None, phases=[Phase.generate], report_multiple_bugs=False)
     @given(**RUNS)
-    def prop(
-        requests: list[tuple[str, SamplingParams]],
-        seed: int,
-        num_acts: int,
-        num_blocks: int,
-        capacity: int,
-        max_queued_requests: int,
-    ) -> None:
-        run(requests, seed, num_acts, num_blocks, capacity, max_queued_requests)
+    def prop(**arguments: Any) -> None:
+        run(**arguments)
 
     with pytest.raises((AssertionError, ProtocolViolation)):
         prop()
