@@ -91,6 +91,7 @@ class Scheduler:
             num_steady_steps=state.steps.num_steady,
             num_overlapped_steps=state.steps.num_overlapped,
             num_leaks=counters.num_leaks,
+            num_queued_room=max(0, self.limits.max_queued_requests + state.rows.num_free - len(state.waiting)),
         )
 
     def check_integrity(self) -> list[int]:

@@ -30,3 +30,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False
     """Steady steps whose successor was published before they ended."""
     num_leaks: int = 0
     """Blocks that the integrity check found without an owner, and repaired."""
+    num_queued_room: int = 0
+    """Requests that could still be queued; 0 also before the first statistics are written (`num_blocks` is 0 then)."""
+    retry_after_s: int = 0
+    """Seconds until there is room again in a queue that is full."""

@@ -172,7 +172,7 @@ async def test_more_prompts_than_may_wait_are_a_429() -> None:
     for name in "abc":
         rig.generate(name)
     refused = rig.answer()
-    assert (refused.request_id, refused.status, refused.retry_after_s) == ("c", 429, 1)
+    assert (refused.request_id, refused.status) == ("c", 429)
     await rig.encode()
     assert [message.request_id for message in rig.sent()] == ["a", "b"]
 
