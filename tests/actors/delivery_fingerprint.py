@@ -22,9 +22,9 @@ from callboard.mailbox.messages.steps import StepPlan, StepResult
 from callboard.scheduling.request import Request
 from callboard.scheduling.state import Counters
 from callboard.scheduling.step_log import StepLog
-from callboard.tests.actors.delivery_parts import CallBoard, ResultBoard, Threads, Wire
+from callboard.tests.actors.delivery_parts import Threads, Wire
+from callboard.tests.actors.delivery_worker import CallBoard, ResultBoard, Worker
 from callboard.tests.actors.delivery_world import World
-from callboard.tests.scheduling.fake_worker import FakeWorker
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _LEFT_OUT = (Counters,)
@@ -37,7 +37,7 @@ _results = msgspec.msgpack.Decoder(StepResult)
 def fingerprint(world: World) -> int:
     """A hash of everything that decides what can happen next."""
     freezer = _Freezer(world)
-    state: list[Any] = [world.num_deaths, world.num_aborts]
+    state: list[Any] = [world.num_deaths, world.num_aborts, world.num_stumbles]
     for place in world.places.values():
         actor = place.actor
         state.append((place.name, freezer.freeze(actor), freezer.freeze(place.control)))
@@ -101,7 +101,7 @@ class _Freezer:
                 return tuple([self.plan(_plans.decode(plan)) for plan in value.plans])
             case ResultBoard():
                 return tuple([self.result(_results.decode(result)) for result in (*value.silent, *value.results)])
-            case FakeWorker():
+            case Worker():
                 return self.worker(value)
             case Request():
                 return self.request(value)
@@ -147,17 +147,14 @@ class _Freezer:
     def plan(self, plan: StepPlan) -> Any:
         new = tuple((row.row, self.run(row.run), row.request_id, row.choice, row.token_ids) for row in plan.new_rows)
         where = (plan.removed_rows, plan.rows, plan.starts, plan.num_tokens, plan.samples, plan.block_rows)
-        return (new, self.runs(plan.runs), *where)
+        return (plan.is_fresh, new, self.runs(plan.runs), *where)
 
     def result(self, result: StepResult) -> Any:
-        return (self.runs(result.runs), result.positions, result.token_ids)
+        return (result.outcome, self.runs(result.runs), result.positions, result.token_ids)
 
-    def worker(self, worker: FakeWorker) -> Any:
-        rows = tuple(
-            (index, self.run(row.run), row.choice, tuple(row.token_ids), len(row.block_ids))
-            for index, row in worker.rows.items()
-        )
-        return rows
+    def worker(self, worker: Worker) -> Any:
+        rows = [(index, self.run(row.run), tuple(row.token_ids)) for index, row in worker.rows.items()]
+        return (worker.is_void, worker.num_to_fail, *rows)
 
     def reader(self, reader: Any) -> Any:
         return (

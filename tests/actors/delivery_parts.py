@@ -1,22 +1,18 @@
-"""What stands around the actors of a `World`: tokens, threads, boards and sockets, all of them plain values."""
+"""What stands around the actors of a `World`: tokens, threads, sockets and a clock, all of them plain values."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections import deque
 from concurrent.futures import Future
 from functools import cache
 from typing import Any, Generic
 
-import msgspec
 import tokenizers
 
 from callboard.errors import EndOfStream, WouldBlock
 from callboard.mailbox import Inbox
 from callboard.mailbox.inbox import M
-from callboard.mailbox.messages.steps import StepResult
 from callboard.mailbox.waiters import Waiters
 from callboard.tests.scheduling.fake_worker import EOS
 from callboard.text import Tokenizer
@@ -75,55 +71,6 @@ class Threads:
 
     def shutdown(self, **_: object) -> None:
         self.waiting.clear()
-
-
-class CallBoard:
-    """The writing end, and what the worker has not read yet."""
-
-    def __init__(self, depth: int) -> None:
-        self.plans: deque[bytes] = deque()
-        self.num_slots = depth + 2
-
-    def publish_nowait(self, record: bytes) -> None:
-        assert len(self.plans) < self.num_slots, "the scheduler runs ahead of the pipeline's depth"
-        self.plans.append(record)
-
-    def detach(self) -> None:
-        """What was published stays until the supervisor makes new boards."""
-
-
-class ResultBoard:
-    """The reading end, with a doorbell that the event loop watches. A result that is published rings when it may."""
-
-    def __init__(self) -> None:
-        self.silent: deque[bytes] = deque()
-        self.results: deque[bytes] = deque()
-        self.bell = os.eventfd(0, os.EFD_NONBLOCK)
-        self.is_detached = False
-
-    def fileno(self) -> int:
-        return self.bell
-
-    def publish(self, result: StepResult) -> None:
-        self.silent.append(msgspec.msgpack.encode(result))
-
-    def ring(self) -> None:
-        """The oldest silent result reaches the reader."""
-        self.results.append(self.silent.popleft())
-        os.eventfd_write(self.bell, 1)
-
-    def receive_nowait(self) -> bytes:
-        assert not self.is_detached
-        if not self.results:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self.bell)
-            raise WouldBlock
-        return self.results.popleft()
-
-    def detach(self) -> None:
-        if not self.is_detached:
-            self.is_detached = True
-            os.close(self.bell)
 
 
 class Wire(Generic[M]):

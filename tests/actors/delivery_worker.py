@@ -1,68 +1,97 @@
-"""The verifying worker of the scheduler's tests, with steps that raise."""
+"""The verifying worker of the scheduler's tests, and the boards between it and the scheduler actor."""
 
 from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
+from callboard.errors import WouldBlock
 from callboard.mailbox.messages.admission import Admit
 from callboard.mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.request import RequestKey
-from callboard.tests.scheduling.fake_worker import FakeWorker, ints
+from callboard.tests.scheduling.fake_worker import FakeWorker
 
 
-class Troubles:
-    """What raises, whoever is the worker."""
+class CallBoard:
+    """The writing end, and what the worker has not read yet. `is_trial`: a plan made now may leave out rows."""
+
+    def __init__(self, depth: int, is_trial: Callable[[], bool]) -> None:
+        self.plans: deque[bytes] = deque()
+        self.trial_steps: set[int] = set()
+        self._num_slots = depth + 2
+        self._is_trial = is_trial
+
+    def publish_nowait(self, record: bytes) -> None:
+        assert len(self.plans) < self._num_slots, "the scheduler runs ahead of the pipeline's depth"
+        self.plans.append(record)
+        if self._is_trial():
+            self.trial_steps.add(msgspec.msgpack.decode(record, type=StepPlan).step)
+
+    def detach(self) -> None:
+        """What was published stays until the supervisor makes new boards."""
+
+
+class ResultBoard:
+    """The reading end, with a doorbell that the event loop watches. A result that is published rings when it may."""
 
     def __init__(self) -> None:
-        self.raises_at: dict[RequestKey, int] = {}
-        """A step that samples the output token of this index raises, each time."""
-        self.blamed: set[RequestKey] = set()
-        """Requests that stood alone in a step that raised."""
+        self.silent: deque[bytes] = deque()
+        self.results: deque[bytes] = deque()
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self.is_detached = False
+
+    def fileno(self) -> int:
+        return self.bell
+
+    def publish(self, result: StepResult) -> None:
+        self.silent.append(msgspec.msgpack.encode(result))
+
+    def ring(self) -> None:
+        """The oldest silent result reaches the reader."""
+        self.results.append(self.silent.popleft())
+        os.eventfd_write(self.bell, 1)
+
+    def receive_nowait(self) -> bytes:
+        assert not self.is_detached
+        if not self.results:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.bell)
+            raise WouldBlock
+        return self.results.popleft()
+
+    def detach(self) -> None:
+        if not self.is_detached:
+            self.is_detached = True
+            os.close(self.bell)
 
 
-class StumblingWorker(FakeWorker):
-    """After a step that raised, plans are void until a fresh one comes, which clears all rows."""
+class Worker(FakeWorker):
+    """Attached to a call board; notes in `blamed` who stood alone in a step that raised."""
 
     def __init__(
-        self, limits: SchedulerLimits, admits: dict[RequestKey, Admit], epoch: int, troubles: Troubles
+        self,
+        limits: SchedulerLimits,
+        admits: dict[RequestKey, Admit],
+        epoch: int,
+        call_board: CallBoard,
+        raises: dict[RequestKey, int],
+        blamed: set[RequestKey],
     ) -> None:
         super().__init__(limits, admits, epoch)
-        self.troubles = troubles
-        self.raises_next = False
-        """The next step raises, whatever it is."""
-        self.is_void = False
+        self.call_board, self.raises, self.blamed = call_board, raises, blamed
+        self.may_starve = call_board.trial_steps
 
-    def work(self, encoded: bytes, now_ns: int) -> StepResult:
-        plan = msgspec.msgpack.decode(encoded, type=StepPlan)
-        if plan.is_fresh:
-            assert self.is_void, "a fresh plan, but no step has failed"
-            self.rows.clear()
-            self.is_void = False
-        if self.is_void:
-            return self._yields_nothing(plan, StepOutcome.VOID)
-        if self._raises(plan):
-            self.is_void, self.raises_next = True, False
-            return self._yields_nothing(plan, StepOutcome.FAILED)
-        return super().work(encoded, now_ns)
-
-    def _raises(self, plan: StepPlan) -> bool:
-        keys = self.keys | {new.run: (new.request_id, new.choice) for new in plan.new_rows}
-        runs = np.frombuffer(plan.runs, "<i8").tolist()
-        samples = np.frombuffer(plan.samples, np.bool_).tolist()
-        raises = self.raises_next
-        for run, start, count, is_sampled in zip(runs, ints(plan.starts), ints(plan.num_tokens), samples, strict=True):
-            key = keys[run]
-            index = start + count - len(self.admits[key].prompt_token_ids)
-            raises |= is_sampled and self.troubles.raises_at.get(key) == index
-        if raises and len(runs) == 1:
-            self.troubles.blamed.add(keys[runs[0]])
-        return raises
-
-    def _yields_nothing(self, plan: StepPlan, outcome: StepOutcome) -> StepResult:
-        assert plan.epoch == self.epoch
-        assert self.last_step is None or plan.step == self.last_step + 1, "a plan was lost"
-        self.last_step = plan.step
-        error = "planted" if outcome is StepOutcome.FAILED else ""
-        return StepResult(plan.epoch, plan.step, b"", b"", b"", 0, 0, outcome=outcome, error=error)
+    def work_one(self) -> StepResult:
+        encoded = self.call_board.plans.popleft()
+        result = self.work(encoded, 0)
+        if result.outcome is StepOutcome.FAILED:
+            runs = np.frombuffer(msgspec.msgpack.decode(encoded, type=StepPlan).runs, "<i8").tolist()
+            if len(runs) == 1:
+                self.blamed.add(self.keys[runs[0]])
+        return msgspec.structs.replace(result, num_plans_waiting=len(self.call_board.plans))

@@ -36,15 +36,13 @@ from callboard.scheduling.statistics import SchedulerStatistics
 from callboard.tests.actors.delivery_checks import check_no_orphans, sender_maps
 from callboard.tests.actors.delivery_parts import (
     TOKEN_BYTES,
-    CallBoard,
     Clock,
-    ResultBoard,
     Threads,
     Wire,
     make_tokenizer,
 )
 from callboard.tests.actors.delivery_reader import Reader
-from callboard.tests.actors.delivery_worker import StumblingWorker, Troubles
+from callboard.tests.actors.delivery_worker import CallBoard, ResultBoard, Worker
 from callboard.tests.scheduling.fake_worker import EOS
 
 SCHEDULER = "scheduler"
@@ -109,10 +107,18 @@ class World:
         self.doomed: set[tuple[RequestKey, int]] = set()
         """(request, attempt) that the scheduler ends when the grace after its tokenizer's death has passed."""
         self.clock = Clock()
-        self._clocks = [mock.patch.object(module, "time", self.clock) for module in (frontend_module, scheduler_module)]
-        for patch in self._clocks:
+        self._patches = [
+            mock.patch.object(frontend_module, "time", self.clock),
+            mock.patch.object(scheduler_module, "time", self.clock),
+            mock.patch.object(scheduler_module, "log_event", lambda *_, **__: None),
+        ]
+        for patch in self._patches:
             patch.start()
-        self.troubles = Troubles()
+        self.raises: dict[RequestKey, int] = {}
+        """Requests that make each step raise that computes this position of theirs."""
+        self.blamed: set[RequestKey] = set()
+        """Requests that stood alone in a step that raised."""
+        self._raises_at: dict[RequestKey, int] = {}
         self.admits: dict[tuple[str, int], Admit] = {}
         self.readers: list[Reader] = []
         self.num_refused_at_the_door = 0
@@ -203,8 +209,12 @@ class World:
         scheduler = self.places[SCHEDULER]
         if scheduler.actor is not None and self.places[WORKER].actor is not None:
             self.epoch += 1
-            self.places[WORKER].actor = StumblingWorker(self.limits, self.admits, self.epoch, self.troubles)
-            self.call_board, self.result_board = CallBoard(self.limits.pipeline_depth), ResultBoard()
+            trial = scheduler.actor._scheduler._state.trial
+            self.call_board = CallBoard(self.limits.pipeline_depth, lambda: trial.is_active)
+            self.result_board = ResultBoard()
+            self.places[WORKER].actor = Worker(
+                self.limits, self.admits, self.epoch, self.call_board, self.raises, self.blamed
+            )
             scheduler.control.append(("attach", self.epoch, self.call_board, self.result_board))
 
     def kill(self, name: str, num_lost: int) -> None:
@@ -272,9 +282,7 @@ class World:
                 inward.attach(actor.inbox)
                 self._sender(actor, other).replace(outward)
                 actor.gone(other)
-                death = next(death for death in self.deaths if death.name == other and name in death.waited_for)
-                death.waited_for.remove(name)
-                self._settle_deaths()
+                self._part(name, other)
             case ("settled", actors):
                 actor.settled(actors)
             case ("attach", epoch, call_board, result_board):
@@ -296,7 +304,7 @@ class World:
 
     def excuse(self, key: RequestKey) -> str:
         """Why this choice may have ended with an error, if it may."""
-        if key in self.troubles.blamed:
+        if key in self.blamed:
             return "it stood alone in a step that raised"
         if self.died["worker"] >= 2:
             return "poison: two deaths of the worker"
@@ -307,6 +315,14 @@ class World:
     def _sender(self, actor: Any, receiver: str) -> Sender[Any]:
         """The actor's sender to `receiver`."""
         return next(senders[receiver] for senders in sender_maps(actor) if receiver in senders)
+
+    def _part(self, name: str, other: str) -> None:
+        """`name` has parted from the oldest life of `other` that it had not parted from."""
+        for death in self.deaths:
+            if death.name == other and name in death.waited_for:
+                death.waited_for.remove(name)
+                break
+        self._settle_deaths()
 
     def _settle_deaths(self) -> None:
         """The frontends are told of those from whom everybody has parted."""
@@ -331,7 +347,7 @@ class World:
         returns_prompt: bool = False,
         raises_at: int | None = None,
     ) -> None:
-        """`raises_at`: the step that samples this output token of choice 0 raises."""
+        """`raises_at`: each step raises that computes the position of this output token of choice 0."""
         name = self.frontends[frontend % len(self.frontends)]
         actor = self.places[name].actor
         if actor is None:
@@ -345,7 +361,7 @@ class World:
             self.num_refused_at_the_door += 1
         else:
             if raises_at is not None:
-                self.troubles.raises_at[request_id, 0] = raises_at
+                self._raises_at[request_id, 0] = raises_at
             self.readers.append(Reader(actor, stream, prompt, sampling, num_choices, returns_prompt))
 
     def possible(self, is_ending: bool) -> list[Act]:
@@ -414,12 +430,11 @@ class World:
             case ("kill", name, num_lost):
                 self.kill(name, num_lost)
             case ("work",):
-                assert self.call_board is not None and self.result_board is not None
-                worker = self.places[WORKER].actor
-                self.result_board.publish(worker.work(self.call_board.plans.popleft(), 0))
+                assert self.result_board is not None
+                self.result_board.publish(self.places[WORKER].actor.work_one())
             case ("stumble",):
                 self.num_stumbles -= 1
-                self.places[WORKER].actor.raises_next = True
+                self.places[WORKER].actor.num_to_fail = 1
             case ("pass_grace",):
                 self.pass_grace()
             case ("ring",):
@@ -448,9 +463,17 @@ class World:
         for _ in range(min(count, actor.inbox.statistics().num_waiting)):
             message = actor.inbox.receive_nowait()
             if isinstance(message, Admit):
-                self.admits.setdefault((message.request_id, message.choice), message)
+                self._note(message)
             actor.handle(message)
         actor.flush()
+
+    def _note(self, admit: Admit) -> None:
+        """The scheduler hears of a request, perhaps once more."""
+        key = (admit.request_id, admit.choice)
+        first = self.admits.setdefault(key, admit)
+        assert admit.prompt_token_ids == first.prompt_token_ids and admit.sampling == first.sampling
+        if key in self._raises_at:
+            self.raises[key] = len(admit.prompt_token_ids) + self._raises_at[key]
 
     def check(self) -> None:
         for actor in self.living(*self.frontends, *self.tokenizers, SCHEDULER):
@@ -482,7 +505,7 @@ class World:
         return not has_results and not any(actor.faults._tasks for actor in actors)
 
     def close(self) -> None:
-        for patch in self._clocks:
+        for patch in self._patches:
             patch.stop()
         for actor in self.living(*self.frontends, *self.tokenizers, SCHEDULER):
             actor.close()
