@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
@@ -14,14 +15,14 @@ from .frontend_api import Delta
 
 
 class _Choice:
-    """The record of one choice. Lists grow in place and become a `Delta` when it is read: O(new) for each row."""
+    """The record of a choice. What is unread grows in place and becomes a `Delta` when it is read: O(new) a row."""
 
     __slots__ = ("_logprobs", "_prompt", "_texts", "finish", "index", "is_unread", "num_chars", "num_read", "token_ids")
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.token_ids: list[int] = []
-        """All that were delivered: the next one's position is their number."""
+        self.token_ids = array("i")
+        """All that were delivered, kept until the end: the next one's position is their number."""
         self.num_chars = 0
         self.finish: Finish | None = None
         self.is_unread = False
@@ -39,7 +40,7 @@ class _Choice:
         logprobs: list[TokenText] | None,
         prompt: list[int] | None,
     ) -> None:
-        self.token_ids += token_ids
+        self.token_ids.extend(token_ids)
         self.num_chars += len(text)
         self._texts.append(text)
         self.finish = finish
@@ -55,7 +56,7 @@ class _Choice:
         delta = Delta(
             choice=self.index,
             position=self.num_read,
-            token_ids=self.token_ids[self.num_read :],
+            token_ids=self.token_ids[self.num_read :].tolist(),
             text="".join(self._texts),
             finish=self.finish,
             logprobs=self._logprobs,
@@ -169,8 +170,7 @@ class Stream:
         self.is_lost = False
         self.num_vain_resumes += 1
         live = [choice for choice in self._choices if choice.finish is None]
-        # Copies: the lists grow on, and in one process a message passes by reference.
-        return Resume(self.generate, [Delivered(c.index, list(c.token_ids), c.num_chars) for c in live])
+        return Resume(self.generate, [Delivered(c.index, c.token_ids.tolist(), c.num_chars) for c in live])
 
     def _add(
         self,

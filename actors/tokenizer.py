@@ -25,7 +25,6 @@ from ..mailbox.messages.requests import (
     Refused,
     Resume,
     TokenizerToFrontend,
-    TokenText,
 )
 from ..mailbox.messages.sampling import SamplingParams
 from ..text import Tokenizer
@@ -88,8 +87,7 @@ class TokenizerActor:
             case Resume():
                 self._resume(message)
             case Abort():
-                self._end(self._withdraw(message.request_id, message.attempt), "abort")
-                self._tell_schedulers(message)
+                self._abort(message)
             case Refused():
                 self._refused(message)
             case _:
@@ -204,6 +202,11 @@ class TokenizerActor:
         self._withdraw(generate.request_id, generate.attempt - 1)
         self._encode_soon(resume)
 
+    def _abort(self, abort: Abort) -> None:
+        """Ends every attempt up to its own, an encoding under way too, and always goes on to the scheduler."""
+        self._end(self._withdraw(abort.request_id, abort.attempt), "abort")
+        self._tell_schedulers(abort)
+
     def gone(self, actor: str) -> None:
         """`actor` died. A frontend's requests end, for nobody waits for them any more; those of a scheduler stay until
         their frontends resume them."""
@@ -258,7 +261,8 @@ class TokenizerActor:
         position = state.num_tokens
         try:
             ids, text, end = state.push(token_ids, finish)
-            logprobs = self._logprobs(state, deltas, row, known, len(ids))
+            entries = deltas.logprobs.get(row)
+            logprobs = None if entries is None else state.describe(entries[known : known + len(ids)])
         except Exception as error:  # it belongs to this request alone: the other rows go on
             self._fail(state, position, error)
             return
@@ -276,12 +280,6 @@ class TokenizerActor:
         request_id, message = state.generate.request_id, _text_failure(error)
         self._end(self._states.take(request_id, state.attempt), "error", message)
         self._tell_schedulers(Abort(request_id, state.attempt, message))
-
-    def _logprobs(
-        self, state: TextState, deltas: TokenDeltas, row: int, known: int, count: int
-    ) -> list[TokenText] | None:
-        entries = deltas.logprobs.get(row)
-        return None if entries is None else state.describe(entries[known : known + count])
 
     def close(self) -> None:
         self.faults.cancel()

@@ -9,29 +9,30 @@ MAX_RETRY_AFTER_S = 60
 
 
 class DrainRate:
-    """Requests that left the queue for good, and the time in which something waited, over the last 10 to 20 s of such
-    time: a quiet hour, in which little leaves because little comes, does not count.
+    """Requests that left the queue for good, and the time in which there was a queue, over the last 10 to 20 s of such
+    time: what comes and goes in a quiet hour says nothing of how fast a queue drains.
 
     Two periods: one that is full, and the one that fills.
     """
 
     def __init__(self) -> None:
-        self._now_ns: int | None = None
+        self._now_ns = 0
+        self._is_queue = False
         self._left = [0, 0]
         self._waited_ns = [0, 0]
 
-    def advance(self, now_ns: int, has_waiting: bool) -> None:
-        """It is `now_ns`; `has_waiting`: something waited since the last call."""
-        if has_waiting and self._now_ns is not None:
+    def advance(self, now_ns: int, is_queue: bool) -> None:
+        """It is `now_ns`; `is_queue`: there has been a queue since the last call."""
+        if is_queue:
             self._waited_ns[1] += max(0, now_ns - self._now_ns)
-        self._now_ns = now_ns
+        self._now_ns, self._is_queue = now_ns, is_queue
         if self._waited_ns[1] >= PERIOD_NS:
             self._left = [self._left[1], 0]
             self._waited_ns = [self._waited_ns[1], 0]
 
     def leave(self) -> None:
-        """A request left the queue: it was admitted for the first time, or ended in it."""
-        self._left[1] += 1
+        """A request was admitted for the first time, or ended before that; it counts if there was a queue."""
+        self._left[1] += self._is_queue
 
     def retry_after_s(self, num_requests: int) -> int:
         """Seconds until so many requests more have left, at least 1 and at most 60; if none has left yet, one is

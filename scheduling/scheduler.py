@@ -69,7 +69,7 @@ class Scheduler:
         """
         state = self._state
         state.now_ns = now_ns
-        state.drain_rate.advance(now_ns, bool(state.waiting))
+        state.drain_rate.advance(now_ns, state.is_queue)
         for event in events:
             self._apply(event)
         orphans.sweep(state)

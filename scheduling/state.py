@@ -70,6 +70,11 @@ class SchedulerState:
         do not count as queued."""
         return self.limits.max_queued_requests + self.rows.num_free - len(self.waiting)
 
+    @property
+    def is_queue(self) -> bool:
+        """Requests wait that are not just on their way to a free row."""
+        return len(self.waiting) > self.rows.num_free or not self.takes_tokens(1)
+
     def takes_tokens(self, num_tokens: int) -> bool:
         """The queue takes a prompt of so many tokens. An empty one takes any, or a large one would wait for ever."""
         return not self.waiting or self.num_waiting_tokens + num_tokens <= self.limits.max_queued_tokens

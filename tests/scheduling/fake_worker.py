@@ -286,7 +286,9 @@ class Client:
         if message.attempts[row] != self.attempt:
             return
         assert not self.is_orphan, "tokens for a dead tokenizer"
-        assert not self.is_ended_here, "tokens after the client's own end"
+        if self.is_ended_here:  # the end crossed the request's own, which had not been sent
+            assert row in message.finishes, "tokens after the client's own end"
+            return
         assert self.finish is None, "something comes after the end"
         position, new = message.positions[row], message.token_ids[row]
         assert position <= len(self.token_ids), "a gap"
@@ -323,12 +325,14 @@ class Engine:
         """Deaths of the worker at which a request was in flight, in all."""
         self.in_flight: deque[list[Key]] = deque()
         self.trial_steps: set[int] = set()
+        self.blocked: set[str] = set()
+        """Tokenizers that take nothing."""
         self.worker: FakeWorker | None = None
         self.plans: deque[bytes] = deque()
         self.results: deque[StepResult] = deque()
         self.planned: list[StepPlan] = []
         self.had_successor: dict[int, bool] = {}
-        """Step -> whether the next plan waited when it ended, of results that the scheduler has seen and that were run."""
+        """Step -> whether the next plan waited when it ended, of steps that were run and whose result is in."""
         if is_attached:
             self.attach()
 
@@ -352,7 +356,7 @@ class Engine:
             assert self.scheduler.num_in_flight <= self.limits.pipeline_depth
             plan = self.scheduler.step(self.tick(), ())
         self.planned += made
-        outgoing = self.scheduler.collect()
+        outgoing = self.scheduler.collect(self.blocked)
         for tokenizer, message in outgoing.deltas.items():
             keys = list(zip(message.request_ids, message.choices, strict=True))
             assert len(set(keys)) == len(keys), "two deltas of one request"
@@ -424,7 +428,8 @@ class Engine:
         assert self.worker is not None
         encoded = self.plans.popleft()
         plan = msgspec.msgpack.decode(encoded, type=StepPlan)
-        if self.kills and not self.worker.is_void and self.worker.keys_at(plan, self.kills):
+        is_run = plan.is_fresh or not self.worker.is_void
+        if self.kills and is_run and self.worker.keys_at(plan, self.kills):
             self.lose_worker()
             return
         result = self.worker.work(encoded, self.tick())

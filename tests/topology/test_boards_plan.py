@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.messages.steps import MAX_ERROR_CHARS, NewRow, StepOutcome, StepPlan, StepResult
-from callboard.topology import boards, blocks_for, load_topology, max_plan_blocks, max_plan_tokens, plan_boards, topology_from
+from callboard.topology import (
+    blocks_for,
+    boards,
+    load_topology,
+    max_plan_blocks,
+    max_plan_tokens,
+    plan_boards,
+    topology_from,
+)
 
 LARGE = 2**63 - 1
 
