@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from array import array
 from collections import deque
 from enum import Enum
 from typing import Any
@@ -20,16 +21,14 @@ from callboard.actors.sender import Sender
 from callboard.mailbox import Inbox
 from callboard.mailbox.messages.steps import StepPlan, StepResult
 from callboard.scheduling.request import Request
-from callboard.scheduling.state import Counters
-from callboard.scheduling.step_log import StepLog
 from callboard.tests.actors.delivery_parts import Threads, Wire
 from callboard.tests.actors.delivery_worker import CallBoard, ResultBoard, Worker
 from callboard.tests.actors.delivery_world import World
+from callboard.text import Tokenizer
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
-_LEFT_OUT = (Counters,)
-_CLOCKS = {"arrival_ns", "now_ns", "start_ns", "end_ns"}
-_NO_BEHAVIOUR = {"faults", "_faults", "limits", "_progress", "_encoder", "_decoder", "counters", "rows", "_idle_check"}
+_NO_BEHAVIOUR = {"faults", "_tokenizer", "_encoder"}
+_encode = msgspec.msgpack.Encoder().encode
 _plans = msgspec.msgpack.Decoder(StepPlan)
 _results = msgspec.msgpack.Decoder(StepResult)
 
@@ -62,33 +61,29 @@ class _Freezer:
     def freeze(self, value: Any) -> Any:
         if isinstance(value, _PLAIN):
             return value
+        if isinstance(value, msgspec.Struct):
+            return _encode(value)
         if isinstance(value, tuple | list | deque):
             return tuple([self.freeze(item) for item in value])
         if isinstance(value, dict):
-            return tuple([(self.freeze(key), self.freeze(item)) for key, item in value.items()])
-        if isinstance(value, set | frozenset):
-            return tuple(sorted(map(self.freeze, value)))
+            return tuple([(key, self.freeze(item)) for key, item in value.items()])
         if isinstance(value, Enum):
             return value.value
-        if isinstance(value, np.ndarray):
+        if isinstance(value, set | frozenset):
+            return tuple(sorted(value))
+        if isinstance(value, np.ndarray | array):
             return value.tobytes()
         if isinstance(value, itertools.cycle):
             return next(copy.copy(value))
-        if isinstance(value, msgspec.Struct):
-            names = [name for name in value.__struct_fields__ if name not in _CLOCKS]
-            return (type(value).__name__, *[self.freeze(getattr(value, name)) for name in names])
-        return self.object(value)
-
-    def object(self, value: Any) -> Any:
-        module = type(value).__module__
-        if not module.startswith("callboard") or module.startswith("callboard.text.tokenizer"):
+        if not type(value).__module__.startswith("callboard") or isinstance(value, Tokenizer):
             return None
         if id(value) in self.visited:
             return self.visited[id(value)]
         self.visited[id(value)] = len(self.visited)
+        return self.object(value)
+
+    def object(self, value: Any) -> Any:
         match value:
-            case Counters():
-                return None
             case Inbox():
                 return self.freeze(value._waiting)
             case Sender():
@@ -105,15 +100,10 @@ class _Freezer:
                 return self.worker(value)
             case Request():
                 return self.request(value)
-            case StepLog():
-                return value.num_in_flight
             case SchedulerActor():
                 return (self.freeze(value._events), value._call_board is None, self.scheduler(value._scheduler))
         fields = vars(value) if hasattr(value, "__dict__") else {name: getattr(value, name) for name in value.__slots__}
-        return (
-            type(value).__name__,
-            *[(name, self.freeze(field)) for name, field in fields.items() if name not in _NO_BEHAVIOUR],
-        )
+        return tuple([self.freeze(field) for name, field in fields.items() if name not in _NO_BEHAVIOUR])
 
     def scheduler(self, scheduler: Any) -> Any:
         state = scheduler._state

@@ -135,14 +135,17 @@ class Wire(Generic[M]):
             self.messages.pop()
 
 
+_STARTED_NS = time.monotonic_ns()
+
+
 class Clock:
     """Stands where actors have the module `time`; it moves when the world says so.
 
-    It begins at the event loop's time, and graces are long: no timer of an actor fires by itself.
+    It begins at the event loop's time, the same for all worlds, and graces are long: no timer of an actor fires.
     """
 
     def __init__(self) -> None:
-        self.now_ns = time.monotonic_ns()
+        self.now_ns = _STARTED_NS
 
     def monotonic_ns(self) -> int:
         return self.now_ns

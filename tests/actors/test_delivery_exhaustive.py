@@ -47,7 +47,7 @@ def make_world(config: Config) -> World:
         num_blocks=config.num_blocks,
         block_size=2,
         max_model_len=8,
-        resume_grace_s=3600.0,
+        resume_grace_s=1e6,
         prefix_caching=False,
     )
     world = World(
@@ -69,8 +69,8 @@ async def search(config: Config, max_states: int, seed: int = 0) -> Found:
         found.num_replays += 1
         world = make_world(config)
         try:
-            for act in path:
-                await world.act(act)
+            for index, act in enumerate(path):
+                await world.act(act, is_checked=index == len(path) - 1)
             while True:
                 state = fingerprint(world)
                 if state in seen:
