@@ -24,6 +24,14 @@ class Actor(Protocol[M]):
         """Take one message; never waits. An exception ends the process, and the supervisor acts."""
         ...
 
+    def gone(self, actor: str) -> None:
+        """A neighbour died. What it sent is discarded already, and messages to it go to its successor."""
+        ...
+
+    def close(self) -> None:
+        """End background work, close the mailboxes."""
+        ...
+
     def flush(self) -> None:
         """Called after a batch of messages: send on what they produced, one message a receiver."""
         ...

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..mailbox import Inbox, LocalOutbox, Outbox, ZmqOutbox
 from ..mailbox.messages.admission import TokenizerToScheduler
-from ..mailbox.messages.control import Attach, Gone, Start
+from ..mailbox.messages.control import Attach, Gone, Settled, Start
 from ..mailbox.messages.requests import TokenizerToFrontend
 from ..scheduling import Scheduler, SchedulerLimits, SchedulerStatistics
-from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressPage, close_board
+from ..shm_queue import BoardLayout, BoardReader, BoardWriter, Phase, ProgressPage, close_board
 from ..topology import kind_of, max_plan_tokens
-from .base import run_actor
+from .base import Actor, run_actor
 from .faults import Faults
 from .frontend import Frontend
-from .frontend_api import Health
+from .frontend_api import ActorStart, Health
 from .scheduler import SchedulerActor
 from .sender import Sender
 
@@ -31,8 +32,8 @@ M = TypeVar("M")
 _INBOX_MESSAGES = 1024
 _MIN_MAX_BYTES = 64 * 1024 * 1024
 """Largest mailbox message, at least: deltas carry rows of many requests, whatever the limit on one request's body."""
-_HUNG_AFTER_S = 60.0
-"""A step that takes longer counts as no progress in `/health`."""
+_NOT_LIVE_AFTER = 0.5
+"""Share of `step_deadline_s` (or `actor_deadline_s`) without progress after which `/health` says so."""
 
 
 class Cast:
@@ -40,6 +41,7 @@ class Cast:
 
     def __init__(self, start: Start, fds: dict[str, int]) -> None:
         self.process = start.process
+        self.actor_deadline_s = start.topology.supervision.actor_deadline_s
         self.frontends: list[Frontend] = []
         self.failed_actor: str | None = None
         self._start = start
@@ -48,10 +50,16 @@ class Cast:
         page_fd = self.take_fd("progress")
         self._page = ProgressPage(page_fd, len(start.all_actors))
         os.close(page_fd)
+        for actor in start.actors:
+            line = self._page.line(start.all_actors.index(actor))
+            line.pid, line.incarnation = os.getpid(), start.incarnation
         self._scheduler: SchedulerActor | None = None
         self._tokenizers: list[TokenizerActor] = []
         self._worker: WorkerActor | None = None
+        self._worker_stop_fd = -1
         self._inboxes: dict[str, Inbox[Any]] = {}
+        self._sender_of: dict[tuple[str, str], Sender[Any]] = {}
+        """(sender, receiver) -> what the sending actor holds."""
 
     def take_fd(self, name: str) -> int:
         """Hand out a descriptor of `Start`; the caller owns it from now on."""
@@ -102,7 +110,7 @@ class Cast:
                 else:
                     path = next(k.path for k in self._start.links if (k.sender, k.receiver) == (sender, receiver))
                     outbox = ZmqOutbox(path, _INBOX_MESSAGES, self._max_bytes)
-                senders[receiver] = Sender(outbox, faults)
+                senders[receiver] = self._sender_of[sender, receiver] = Sender(outbox, faults)
         return senders
 
     def _make_scheduler(self, name: str) -> None:
@@ -142,41 +150,43 @@ class Cast:
         eos_token_ids = tuple(sorted({*start.shape.eos_token_ids, *tokenizer.eos_token_ids}))
         for name in names:
             faults = Faults()
+            line = self._page.line(start.all_actors.index(name))
             actor = TokenizerActor(
                 name,
                 self._inboxes[name],
                 tokenizer,
                 self._senders(name, "scheduler", faults),
                 self._senders(name, "frontend", faults),
+                line,
                 faults,
                 max_model_len=start.max_model_len,
                 max_encodings=start.topology.scheduler.max_queued_requests,
                 eos_token_ids=eos_token_ids,
             )
             self._tokenizers.append(actor)
-            self._page.line(start.all_actors.index(name)).mark(phase=Phase.SERVING)
+            line.mark(phase=Phase.SERVING)
 
     async def _make_worker(self, name: str) -> None:
-        from .worker import WorkerActor, make_runner
+        from .runners import make_runner
+        from .worker import WorkerActor
 
         start = self._start
         section = next(p for p in start.topology.process if p.name == start.process)
-        call_layout, result_layout = start.boards
-        fds = {name: self.take_fd(name) for layout in start.boards for name in layout.fd_names()}
         line = self._page.line(start.all_actors.index(name))
         stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        worker = WorkerActor(
-            name,
-            lambda: make_runner(start, section, line),
-            BoardReader(call_layout, fds, 0, wake_fd=stop_fd),
-            BoardWriter(result_layout, fds),
-            line,
-            call_layout.epoch,
-            stop_fd,
-        )
-        close_board(fds)
-        self._worker = worker
+        worker = WorkerActor(name, lambda: make_runner(start, section, line), line, stop_fd)
+        self._worker, self._worker_stop_fd = worker, stop_fd
+        fds = {name: self.take_fd(name) for layout in start.boards for name in layout.fd_names()}
+        self._attach_worker(worker, start.boards, fds)
         await worker.start()
+
+    def _attach_worker(self, worker: WorkerActor, boards: tuple[BoardLayout, ...], fds: dict[str, int]) -> None:
+        from .worker import EpochEnds
+
+        call_layout, result_layout = boards
+        call_board = BoardReader(call_layout, fds, 0, wake_fd=self._worker_stop_fd)
+        worker.attach(EpochEnds(call_layout.epoch, call_board, BoardWriter(result_layout, fds)))
+        close_board(fds)
 
     def _make_frontend(self, name: str) -> None:
         start = self._start
@@ -189,9 +199,11 @@ class Cast:
             model_name=start.topology.model.served_name or start.checkpoint.name,
             max_model_len=start.max_model_len,
             vocab_size=start.shape.vocab_size,
+            max_live_requests=start.topology.scheduler.max_queued_requests + start.topology.scheduler.max_num_seqs,
             scheduler=next(a for a in start.all_actors if kind_of(a) == "scheduler"),
             read_health=self._read_health,
             read_statistics=self._statistics_reader(),
+            read_startup=self._read_startup,
         )
         self.frontends.append(frontend)
         self._page.line(start.all_actors.index(name)).mark(phase=Phase.SERVING)
@@ -204,24 +216,36 @@ class Cast:
         return lambda: line.read_statistics(SchedulerStatistics)
 
     def _read_health(self) -> Health:
+        supervision = self._start.topology.supervision
         for index, actor in enumerate(self._start.all_actors):
             line = self._page.line(index)
             phase = line.phase
-            if phase in (Phase.STARTING, Phase.LOADING, Phase.WARMING, Phase.STOPPED):
+            if phase in (Phase.STARTING, Phase.LOADING, Phase.WARMING):
                 return Health(is_live=True, is_ready=False, reason=f"{actor} is {phase.name.lower()}")
-            since_ns = line.stepping_since_ns
-            still_s = (time.monotonic_ns() - since_ns) / 1e9 if since_ns else 0.0
-            if still_s > _HUNG_AFTER_S:
-                reason = f"{actor} has been in step {line.step} for {still_s:.0f} s"
-                return Health(is_live=False, is_ready=False, reason=reason)
+            if still_s := _seconds_since(line.stepping_since_ns, _NOT_LIVE_AFTER * supervision.step_deadline_s):
+                return Health(False, False, f"{actor} has been in step {line.step} for {still_s:.0f} s")
+            if still_s := _seconds_since(line.heartbeat_ns, _NOT_LIVE_AFTER * supervision.actor_deadline_s):
+                return Health(False, False, f"{actor}'s event loop has not turned for {still_s:.0f} s")
         return Health(is_live=True, is_ready=True, reason="")
+
+    def _read_startup(self) -> list[ActorStart]:
+        starts = []
+        now_ns = time.monotonic_ns()
+        for index, actor in enumerate(self._start.all_actors):
+            times = list(self._page.line(index).phase_times_ns().items())
+            seconds = {}
+            for (phase, since_ns), (_, until_ns) in pairwise([*times, (Phase.IDLE, now_ns)]):
+                if phase in (Phase.STARTING, Phase.LOADING, Phase.WARMING):
+                    seconds[phase.name.lower()] = (until_ns - since_ns) / 1e9
+            starts.append(ActorStart(actor, self._page.line(index).phase.name.lower(), seconds))
+        return starts
 
     # Run
 
     async def run(self) -> None:
         """Run all actors; returns when the worker was stopped, raises what an actor died of."""
         jobs: dict[str, Coroutine[Any, Any, None]] = {}
-        for actor in (*self.frontends, *self._tokenizers, *((self._scheduler,) if self._scheduler else ())):
+        for actor in self._actors():
             jobs[actor.name] = run_actor(actor)
         if self._worker is not None:
             jobs[self._worker.name] = self._worker.run()
@@ -236,16 +260,43 @@ class Cast:
                 task.cancel()
 
     def attach(self, message: Attach, fds: dict[str, int]) -> None:
-        """New boards for the scheduler of this process."""
-        assert self._scheduler is not None, "Attach goes to the scheduler's process"
+        """New boards for the scheduler of this process, or else for its worker."""
+        if self._scheduler is None:
+            assert self._worker is not None, "Attach goes to the processes at the ends of the boards"
+            self._attach_worker(self._worker, message.boards, fds)
+            return
         call_layout, result_layout = message.boards
         call_board, result_board = BoardWriter(call_layout, fds), BoardReader(result_layout, fds, 0)
         close_board(fds)
         self._scheduler.attach(call_layout.epoch, call_board, result_board)
 
-    def gone(self, message: Gone) -> None:
-        if self._scheduler is not None and any(kind_of(actor) == "worker" for actor in message.actors):
+    def gone(self, message: Gone, fds: dict[str, int]) -> None:
+        """A neighbouring process died: drop the links with it and what was not read from it, take the new ones."""
+        for link in message.links:
+            inbox = self._inboxes.get(link.receiver)
+            if inbox is not None:
+                inbox.detach(link.sender)
+                inbox.attach(link.sender, link.path, fds[f"link.{link.sender}.{link.receiver}"])
+            else:
+                outbox: Outbox[Any] = ZmqOutbox(link.path, _INBOX_MESSAGES, self._max_bytes)
+                self._sender_of[link.sender, link.receiver].replace(outbox)
+        for actor in self._actors():
+            for dead in message.actors:
+                if (actor.name, dead) in self._sender_of:
+                    actor.gone(dead)
+        if self._scheduler is not None and any(kind_of(dead) == "worker" for dead in message.actors):
             self._scheduler.worker_gone()
+
+    def settled(self, message: Settled) -> None:
+        """Everybody has parted from these actors: the requests that were with them go on."""
+        for frontend in self.frontends:
+            frontend.settled(message.actors, message.suspects, has_served=message.has_served)
+
+    def beat(self) -> None:
+        """Called from the event loop now and then: it turns."""
+        now_ns = time.monotonic_ns()
+        for actor in self._start.actors:
+            self._page.line(self._start.all_actors.index(actor)).heartbeat_ns = now_ns
 
     def fail_streams(self, reason: str) -> None:
         """Live streams end with an error event; nothing new is taken."""
@@ -256,5 +307,15 @@ class Cast:
         """Stop in reverse order of the data's way: the worker first gets its stop, mailboxes close last."""
         if self._worker is not None:
             self._worker.close()
-        for actor in (*self.frontends, *self._tokenizers, *((self._scheduler,) if self._scheduler else ())):
+        for actor in self._actors():
             actor.close()
+
+    def _actors(self) -> Sequence[Actor[Any]]:
+        """Those with a mailbox."""
+        return [*self.frontends, *self._tokenizers, *((self._scheduler,) if self._scheduler else ())]
+
+
+def _seconds_since(time_ns: int, limit_s: float) -> float:
+    """Seconds since a time of the progress page if they are more than `limit_s`, else 0; 0 too for no time at all."""
+    seconds = (time.monotonic_ns() - time_ns) / 1e9 if time_ns else 0.0
+    return seconds if seconds > limit_s else 0.0

@@ -25,6 +25,7 @@ from ..mailbox.messages.control import (
     Ending,
     Failed,
     Gone,
+    Parted,
     Ready,
     Settled,
     Shutdown,
@@ -120,6 +121,7 @@ class _Child:
 
     async def _serve(self, cast: Cast) -> None:
         """Run the actors and follow the supervisor; returns after Shutdown, raises what an actor died of."""
+        self._faults.start(_beat(cast))
         actors = asyncio.ensure_future(cast.run())
         commands = asyncio.ensure_future(self._follow(cast))
         done, _ = await asyncio.wait((actors, commands), return_when=asyncio.FIRST_COMPLETED)
@@ -150,11 +152,12 @@ class _Child:
                 case Attach():
                     cast.attach(message, dict(zip(message.fds, fds, strict=True)))
                 case Gone():
-                    cast.gone(message)
+                    cast.gone(message, dict(zip(message.fds, fds, strict=True)))
+                    self._control.send(Parted(cast.process, message.process, message.incarnation))
                 case Ending():
                     cast.fail_streams(message.reason)
                 case Settled():
-                    pass
+                    cast.settled(message)
                 case Drain():
                     self._faults.start(self._drain(cast, message))
                 case Shutdown():
@@ -168,3 +171,13 @@ class _Child:
         await asyncio.gather(*(frontend.drain(drain.timeout_s) for frontend in cast.frontends))
         await self._close_servers()
         self._control.send(Drained(cast.process))
+
+
+_BEAT_INTERVAL_S = 1.0
+"""A process that idles wakes up so often, to show that it still can."""
+
+
+async def _beat(cast: Cast) -> None:
+    while True:
+        cast.beat()
+        await asyncio.sleep(min(_BEAT_INTERVAL_S, cast.actor_deadline_s / 8))

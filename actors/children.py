@@ -28,6 +28,10 @@ class Child:
         self.pidfd = os.pidfd_open(process.pid)
         self.control = control
         self.is_ready = False
+        self.epoch = 0
+        """Of the boards that its scheduler has; 0: none."""
+        self.kill_reason: str | None = None
+        """Why the supervisor killed it."""
         self.failed: Failed | None = None
         self.status: int | None = None
         """Exit status; negative: the signal; None while it runs."""
@@ -60,6 +64,8 @@ class Child:
 
     def cause(self) -> str:
         """Why it ended, in its own words if it could still say."""
+        if self.kill_reason is not None:
+            return f"killed, for {self.kill_reason}"
         return self.failed.cause if self.failed is not None else self.describe_status()
 
     def close(self) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import assert_never
 
-from ..errors import EngineFailure, Overloaded, RequestError, Unavailable, WouldBlock
+from ..errors import EngineFailure, Overloaded, RequestError, Unavailable
 from ..mailbox import Inbox
 from ..mailbox.messages.requests import (
     Abort,
@@ -25,17 +25,18 @@ from ..mailbox.messages.requests import (
 )
 from ..mailbox.messages.sampling import SamplingParams
 from ..scheduling.statistics import SchedulerStatistics
+from ..shm_queue import mark_of
 from .faults import Faults
-from .frontend_api import Health
+from .frontend_api import ActorStart, Health
 from .sender import Sender
 from .stream import Stream
 
-MAX_VAIN_RESUMES = 2
-"""Resumes without a new token; where one more is due the request itself may be what the engine dies of."""
+MAX_SUSPICIONS = 3
+"""Deaths that a request may have caused, with no new token between, after which it ends with an error."""
 
 
 class Frontend:
-    """Implements `FrontendAPI`. `read_health` and `read_statistics` read the progress page."""
+    """Implements `FrontendAPI`. `read_health`, `read_statistics` and `read_startup` read the progress page."""
 
     def __init__(
         self,
@@ -47,9 +48,11 @@ class Frontend:
         model_name: str,
         max_model_len: int,
         vocab_size: int,
+        max_live_requests: int,
         scheduler: str,
         read_health: Callable[[], Health],
         read_statistics: Callable[[], SchedulerStatistics],
+        read_startup: Callable[[], list[ActorStart]],
     ) -> None:
         self.name = name
         self.inbox = inbox
@@ -58,10 +61,12 @@ class Frontend:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self._tokenizers = dict(tokenizers)
+        self._max_live_requests = max_live_requests
         self._turn = itertools.cycle(self._tokenizers)
         self._scheduler = scheduler
         self._read_health = read_health
         self._read_statistics = read_statistics
+        self._read_startup = read_startup
         self._live: dict[str, Stream] = {}
         self._refusing: RequestError | None = None
         self._emptied = asyncio.Event()
@@ -81,12 +86,11 @@ class Frontend:
         if self._refusing is not None:
             raise self._refusing
         self._check_room(num_choices)
-        tokenizer = next(self._turn)
         generate = Generate(
             request_id=request_id,
             attempt=1,
             frontend=self.name,
-            tokenizer=tokenizer,
+            tokenizer=self._tokenizer_with_room(),
             scheduler=self._scheduler,
             prompt=prompt,
             sampling=sampling,
@@ -95,16 +99,28 @@ class Frontend:
             returns_prompt=returns_prompt,
             num_choices=num_choices,
         )
-        try:
-            self._tokenizers[tokenizer].send_nowait(generate)
-        except WouldBlock:
-            raise self._when_to_retry(Overloaded("the tokenizer's mailbox is full; try again later")) from None
+        self._tokenizers[generate.tokenizer].post(generate)
         stream = self._live[request_id] = Stream(generate, self._close)
         return stream
+
+    def _tokenizer_with_room(self) -> str:
+        """In turn, one that keeps nothing; else the one that keeps the fewest messages, within a limit: the mailbox of
+        one that has died is full until the supervisor says so, and what is kept for it is resumed then."""
+        names = list(itertools.islice(self._turn, len(self._tokenizers)))
+        next(self._turn)
+        name = min(names, key=lambda name: self._tokenizers[name].num_kept)
+        if self._tokenizers[name].num_kept >= _MAX_KEPT:
+            raise self._when_to_retry(Overloaded("the tokenizer's mailbox is full; try again later"))
+        return name
 
     def _check_room(self, num_choices: int) -> None:
         """Spares a request the way to a scheduler whose queue is full. The page may be a step old: the scheduler has
         the last word."""
+        if len(self._live) >= self._max_live_requests:
+            live = (
+                f"this frontend holds {len(self._live):,} requests, as many as may (max_queued_requests + max_num_seqs)"
+            )
+            raise self._when_to_retry(Overloaded(f"{live}; try again later", code="queue_full"))
         statistics = self._read_statistics()
         has_page = statistics.num_blocks > 0
         if has_page and statistics.num_queued_room < num_choices:
@@ -123,6 +139,9 @@ class Frontend:
         if self._refusing is not None:
             return Health(is_live=health.is_live, is_ready=False, reason=self._refusing.message)
         return health
+
+    def startup(self) -> list[ActorStart]:
+        return self._read_startup()
 
     def scheduler_statistics(self) -> SchedulerStatistics:
         return self._read_statistics()
@@ -182,10 +201,18 @@ class Frontend:
         for stream in self._live.values():
             stream.is_lost = stream.is_lost or stream.tokenizer == actor
 
-    def settled(self, actors: Sequence[str]) -> None:
-        """Nobody has anything of these dead actors any more: the requests that were with them are resumed."""
+    def settled(self, actors: Sequence[str], suspects: Collection[int] = (), *, has_served: bool = True) -> None:
+        """Nobody has anything of these dead actors any more: the requests that were with them are resumed.
+
+        A request may have been what they died of: with a scheduler that had `has_served`, any that it held; with a
+        tokenizer the one that it had in hand (`suspects`). One that is so for the third time, without a new token
+        between, ends with an error.
+        """
         for stream in list(self._live.values()):
-            if stream.generate.scheduler in actors or (stream.is_lost and stream.tokenizer in actors):
+            is_of_scheduler = stream.generate.scheduler in actors
+            if is_of_scheduler or (stream.is_lost and stream.tokenizer in actors):
+                is_suspect = (is_of_scheduler and has_served) or mark_of(stream.request_id) in suspects
+                stream.num_suspicions += is_suspect
                 self._resume(stream)
 
     def _resume(self, stream: Stream) -> None:
@@ -193,10 +220,8 @@ class Frontend:
             self._abort(stream, "its first abort may be lost")
             stream.finish_aborted()
             self._forget(stream)
-        elif stream.num_vain_resumes == MAX_VAIN_RESUMES:
-            sentence = (
-                f"the engine died {MAX_VAIN_RESUMES + 1} times under this request and made no token of it between"
-            )
+        elif stream.num_suspicions == MAX_SUSPICIONS:
+            sentence = f"the engine died {MAX_SUSPICIONS} times under this request and made no token of it between"
             self._abort(stream, sentence)
             self._fail(stream, EngineFailure(sentence))
         else:
@@ -256,6 +281,8 @@ class Frontend:
         return list(self._tokenizers.values())
 
 
+_MAX_KEPT = 64
+"""New requests wait in the frontend for a tokenizer's mailbox only behind fewer kept messages than this."""
 _ABORT_GRACE_S = 2.0
 """How long aborted requests may take to come back with their terminal event before they are ended with an error."""
 

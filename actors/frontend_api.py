@@ -58,6 +58,16 @@ class Health(msgspec.Struct, frozen=True, gc=False):
     """Why not; empty when ready."""
 
 
+class ActorStart(msgspec.Struct, frozen=True, gc=False):
+    """How an actor's present incarnation started."""
+
+    actor: str
+    phase: str
+    """What it is doing now: starting, loading, warming, serving, stepping, idle."""
+    seconds: dict[str, float]
+    """Of each phase of the start, in their order; the last one of a start under way goes on."""
+
+
 class FrontendAPI(Protocol):
     """A frontend actor as its users see it. All methods are called from the actor's own event loop."""
 
@@ -82,6 +92,10 @@ class FrontendAPI(Protocol):
         ...
 
     def health(self) -> Health: ...
+
+    def startup(self) -> list[ActorStart]:
+        """All actors of the engine, read from the progress page."""
+        ...
 
     def scheduler_statistics(self) -> SchedulerStatistics: ...
 

@@ -10,8 +10,7 @@ import msgspec
 from ..checkpoints import Progress, read_shape, resolve_checkpoint
 from ..checkpoints.shape import Checkpoint, ModelShape
 from ..errors import ConfigError
-from ..topology import MemoryLedger, Topology, ensure_valid, max_model_len_of, plan_memory
-from ..topology.check import DTYPE_BYTES
+from ..topology import MemoryLedger, Topology, arithmetic_of, ensure_valid, max_model_len_of, plan_memory
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -28,18 +27,21 @@ class Launch(msgspec.Struct, frozen=True):
 def prepare_launch(topology: Topology, progress: Progress | None = None) -> Launch:
     """Find the model (fetching it if need be) and check the topology against it. Raises ConfigError and its kinds."""
     ensure_valid(topology, None)
+    checkpoint, shape, topology = find_model(topology, progress)
+    ensure_valid(topology, shape)
+    return plan_launch(topology, checkpoint, shape)
+
+
+def find_model(topology: Topology, progress: Progress | None = None) -> tuple[Checkpoint, ModelShape, Topology]:
+    """The model's files, what it is, and the topology with dtype and kv_dtype resolved. Raises ConfigError."""
     checkpoint = resolve_checkpoint(topology.model.source, progress=progress)
     _check_load(topology, checkpoint)
-    shape = read_shape(checkpoint)
-    topology = _resolve_dtypes(topology)
-    ensure_valid(topology, shape)
-    ledger = plan_memory(
-        topology,
-        shape,
-        _available_bytes(),
-        dtype_bytes=DTYPE_BYTES[topology.model.dtype],
-        kv_dtype_bytes=DTYPE_BYTES[topology.model.kv_dtype],
-    )
+    return checkpoint, read_shape(checkpoint), _resolve_dtypes(topology)
+
+
+def plan_launch(topology: Topology, checkpoint: Checkpoint, shape: ModelShape) -> Launch:
+    """For a topology without problems, dtypes resolved. Raises NotEnoughMemory."""
+    ledger = plan_memory(topology, shape, _available_bytes(), arithmetic_of(topology, _cpu_flags()))
     return Launch(topology, checkpoint, shape, max_model_len_of(topology, shape), ledger)
 
 
@@ -64,12 +66,17 @@ def _resolve_dtypes(topology: Topology) -> Topology:
 
 
 def _cpu_has_bfloat16() -> bool:
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & _cpu_flags())
+
+
+def _cpu_flags() -> set[str]:
+    """As in /proc/cpuinfo, of the first core."""
     try:
         info = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return False
+        return set()
     line = next((line for line in info.splitlines() if line.startswith(("flags", "Features"))), "")
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(line.split()))
+    return set(line.split())
 
 
 def _available_bytes() -> int:

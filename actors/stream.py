@@ -79,8 +79,8 @@ class Stream:
         """Its tokenizer died; it is resumed when the death is settled."""
         self.is_aborted = False
         """The frontend itself has aborted it; its terminal events are under way."""
-        self.num_vain_resumes = 0
-        """Since its last new token."""
+        self.num_suspicions = 0
+        """Deaths since its last new token that it may have been the cause of."""
         self.is_ended = False
         """All terminal events or an error have arrived; the reader may not have taken them yet."""
         self._on_close = on_close
@@ -148,7 +148,7 @@ class Stream:
                 f"{self.request_id} choice {choice.index}: delta at {position}, the frontend has {num_tokens}"
             )
         if token_ids:
-            self.num_vain_resumes = 0
+            self.num_suspicions = 0
         self._add(choice, token_ids, deltas.texts[row], finish, deltas.logprobs.get(row), deltas.prompts.get(row))
 
     def fail(self, error: RequestError) -> None:
@@ -168,7 +168,6 @@ class Stream:
         """Begin the next attempt, by way of `tokenizer`; what is still to come of the last one is void."""
         self.generate = msgspec.structs.replace(self.generate, attempt=self.attempt + 1, tokenizer=tokenizer)
         self.is_lost = False
-        self.num_vain_resumes += 1
         live = [choice for choice in self._choices if choice.finish is None]
         return Resume(self.generate, [Delivered(c.index, c.token_ids.tolist(), c.num_chars) for c in live])
 

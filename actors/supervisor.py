@@ -1,43 +1,41 @@
-"""The supervisor: owns processes, sockets and boards; starts, watches, restarts and stops the children.
+"""The supervisor: starts, watches, restarts and stops the processes of an engine.
 
 It runs in the process that the user started, imports no torch and serves no request. Children die with it
-(parent-death signal), and it sees their deaths through pidfds.
+(parent-death signal), and it sees their deaths through pidfds. What a death brings about:
+
+    pidfd ─▶ Gone to the neighbours ─▶ all have parted ─▶ Settled to the frontends, which resume
+         └─▶ (backoff) ─▶ the successor starts ─▶ Ready ─▶ the scheduler gets the boards of the new epoch
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from ..errors import ActorFault, EndOfStream, StartFailed, WouldBlock
 from ..mailbox.messages.control import (
-    Attach,
     ChildToSupervisor,
     Drain,
     Drained,
     Ending,
     Failed,
-    Gone,
     Parted,
     Ready,
+    Settled,
     Shutdown,
-    Start,
 )
-from ..shm_queue import BoardLayout, Phase, ProgressPage, close_board, create_board, create_progress_page
-from ..topology import expand_actors, kind_of, plan_boards
-from ..topology.schema import ProcessSection
-from .children import Child, spawn
+from .barriers import Barriers
+from .children import Child
+from .crew import Crew
 from .faults import Faults
 from .launch import Launch
 from .loading import LoadingStatistics
 from .log import log_event
-from .wiring import Wiring
+from .restarts import Restarts
 
 _STOP_TIMEOUT_S = 5.0
 """A child that was told to stop gets so long before it is killed."""
@@ -54,26 +52,12 @@ class Supervisor:
         child_command: Sequence[str],
         on_loading: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`child_command` starts a child; ` --control-fd N --parent-pid P` is appended.
-
-        `on_loading(done, total)`: bytes of weights.
-        """
-        self._launch = launch
-        self._command = tuple(child_command)
+        """`child_command`: see `Crew`. `on_loading(done, total)`: bytes of weights."""
         self._on_loading = on_loading
-        self._sections = {p.name: p for p in launch.topology.process}
-        self._actors = expand_actors(launch.topology)
-        self._all_actors = tuple(a for actors in self._actors.values() for a in actors)
-        self._worker_process = self._process_of_kind("worker")
-        self._scheduler_process = self._process_of_kind("scheduler")
-        self._wiring = Wiring(launch.topology)
-        self._page_fd = create_progress_page(len(self._all_actors))
-        self._page = ProgressPage(self._page_fd, len(self._all_actors))
-        self._children: dict[str, Child] = {}
-        self._deaths: dict[str, deque[float]] = {name: deque() for name in self._sections}
-        self._layouts: tuple[BoardLayout, BoardLayout] | None = None
-        self._board_fds: dict[str, int] = {}
-        self._epoch = 0
+        self._drain_timeout_s = launch.topology.server.drain_timeout_s
+        self._crew = Crew(launch, child_command, self._on_exit)
+        self._restarts = {section.name: Restarts(section.restart) for section in launch.topology.process}
+        self._barriers = Barriers()
         self._faults = Faults()
         self._stop_requests = 0
         self._is_serving = False
@@ -88,9 +72,6 @@ class Supervisor:
         self._outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.url = ""
 
-    def _process_of_kind(self, kind: str) -> str:
-        return next(name for name, actors in self._actors.items() if any(kind_of(a) == kind for a in actors))
-
     # Start
 
     async def start(self) -> None:
@@ -99,82 +80,43 @@ class Supervisor:
         Raises StartFailed; then nothing is left running.
         """
         try:
-            self.url = self._wiring.bind()
-            self._new_boards()
-            for name in self._sections:
-                self._spawn(name, incarnation=1)
+            self.url = self._crew.open()
+            for name in self._crew.actors_of:
+                self._spawn(name)
             await self._faults.run(self._wait_ready())
-            self._attach_scheduler()
+            self._crew.attach_scheduler()
             self._is_serving = True
+            self._faults.start(self._watch())
         except (OSError, ActorFault) as error:  # no descriptors, memory or space left for sockets and boards
-            await self._kill_all()
+            await self._close()
             raise StartFailed(
                 f"{type(error).__name__}: {error}",
                 advice="see what of this machine's limits (`ulimit -a`, memory, space in TMPDIR) is used up",
             ) from error
         except BaseException:
-            await self._kill_all()
+            await self._close()
             raise
 
-    def _new_boards(self) -> None:
-        """New boards for a new epoch; the old ones' memory goes with its last user."""
-        close_board(self._board_fds)
-        self._epoch += 1
-        self._layouts = plan_boards(self._launch.topology, self._launch.max_model_len, self._epoch)
-        self._board_fds = {}
-        for layout in self._layouts:
-            self._board_fds.update(create_board(layout))
-
-    def _spawn(self, name: str, incarnation: int) -> None:
-        launch = self._launch
-        actors = self._actors[name]
-        assert self._layouts is not None
-        for actor in actors:
-            self._page.line(self._all_actors.index(actor)).mark(phase=Phase.STARTING)
-        fds = {"progress": self._page_fd, **self._wiring.descriptors_of(name)}
-        boards: tuple[BoardLayout, ...] = ()
-        if name == self._worker_process:
-            boards = self._layouts
-            fds.update(self._board_fds)
-        child = spawn(name, incarnation, self._command)
-        self._children[name] = child
-        asyncio.get_running_loop().add_reader(child.pidfd, self._on_exit, child)
-        child.control.send(
-            Start(
-                process=name,
-                incarnation=incarnation,
-                actors=actors,
-                all_actors=self._all_actors,
-                topology=launch.topology,
-                checkpoint=launch.checkpoint,
-                shape=launch.shape,
-                num_blocks=launch.ledger.num_blocks,
-                max_model_len=launch.max_model_len,
-                links=self._wiring.links_of(name),
-                boards=boards,
-                fds=tuple(fds),
-            ),
-            list(fds.values()),
-        )
-        self._faults.start(self._follow(child))
+    def _spawn(self, name: str) -> None:
+        self._faults.start(self._follow(self._crew.spawn(name)))
 
     async def _wait_ready(self) -> None:
-        worker_line = self._page.line(next(i for i, a in enumerate(self._all_actors) if kind_of(a) == "worker"))
         while True:
-            for child in self._children.values():
+            for child in self._crew.children.values():
                 if child.failed is not None or child.status is not None:
                     await self._raise_start_failure(child)
             if self._stop_requests:
                 raise StartFailed("stopped by a signal before the engine was ready", phase="start")
-            if all(child.is_ready for child in self._children.values()):
+            if all(child.is_ready for child in self._crew.children.values()):
                 return
             self._changed.clear()
             try:
                 async with asyncio.timeout(0.1 if self._on_loading else None):
                     await self._changed.wait()
             except TimeoutError:
-                if self._on_loading is not None and worker_line.phase is Phase.LOADING:
-                    loading = worker_line.read_statistics(LoadingStatistics)
+                line = self._crew.loading_line()
+                if self._on_loading is not None and line is not None:
+                    loading = line.read_statistics(LoadingStatistics)
                     self._on_loading(loading.bytes_done, loading.bytes_total)
 
     async def _raise_start_failure(self, child: Child) -> None:
@@ -182,18 +124,11 @@ class Supervisor:
         failed = child.failed
         if failed is not None:
             raise StartFailed(f"{failed.actor}: {failed.cause}", advice=failed.advice, phase=failed.phase)
-        lines = (self._page.line(self._all_actors.index(actor)) for actor in self._actors[child.name])
-        phases = dict.fromkeys(line.phase.name.lower() for line in lines)
         raise StartFailed(
             f"process {child.name} (pid {child.pid}) ended with {child.describe_status()} "
-            f"while it was {', '.join(phases)}",
+            f"while it was {self._crew.phases_of(child.name)}",
             advice="look at its last lines above; a SIGKILL that nobody sent is often the kernel out of memory",
         )
-
-    def _attach_scheduler(self) -> None:
-        assert self._layouts is not None
-        child = self._children[self._scheduler_process]
-        child.control.send(Attach(self._layouts, tuple(self._board_fds)), list(self._board_fds.values()))
 
     # Run
 
@@ -202,20 +137,10 @@ class Supervisor:
         try:
             return await self._faults.run(self._wait_outcome())
         finally:
-            await self._kill_all()
+            await self._close()
 
     async def _wait_outcome(self) -> int:
         return await self._outcome
-
-    def request_stop(self) -> None:
-        """Drain and stop; asked a second time, stop at once. Before the engine is ready: the start fails."""
-        self._stop_requests += 1
-        self._changed.set()
-        if self._is_draining:
-            self._send_drain(0.0)
-            self._set_drain_deadline(0.0)
-        elif self._is_serving:
-            self._begin_stop(self._launch.topology.server.drain_timeout_s)
 
     async def _follow(self, child: Child) -> None:
         while True:
@@ -230,17 +155,30 @@ class Supervisor:
             case Ready():
                 child.is_ready = True
                 log_event("process.ready", process=child.name, pid=child.pid, **dict(message.phases))
-                if message.incarnation > 1:
-                    self._attach_scheduler()
+                if self._is_serving:
+                    self._crew.attach_scheduler()
+                if self._is_draining and self._crew.holds(child.name, "frontend"):
+                    child.control.send(Drain(0.0))
+            case Parted():
+                self._settle(self._barriers.parted(message.process, message.gone, message.incarnation))
             case Failed():
                 child.failed = message
-            case Parted():
-                pass
             case Drained():
                 self._drained.add(message.process)
             case _:
                 assert_never(message)
         self._changed.set()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._crew.watch_interval_s)
+            for child, reason in self._crew.find_hung():
+                if child.kill_reason is None:
+                    log_event("process.hung", process=child.name, pid=child.pid, reason=reason)
+                    child.kill_reason = reason
+                    child.kill()
+
+    # Deaths
 
     def _on_exit(self, child: Child) -> None:
         try:
@@ -249,63 +187,85 @@ class Supervisor:
             self._faults.report(error)
 
     def _bury(self, child: Child) -> None:
-        asyncio.get_running_loop().remove_reader(child.pidfd)
         try:
             while True:  # what it said last comes before its death, whichever descriptor was seen first
                 message, _ = child.control.receive_nowait()
                 self._hear(child, message)
         except (WouldBlock, EndOfStream):
             pass
-        child.reap()
-        child.close()
+        self._crew.bury(child)
         self._changed.set()
         if not self._is_serving or self._is_ending:
             return
         log_event(
             "process.died", process=child.name, pid=child.pid, status=child.describe_status(), cause=child.cause()
         )
-        if all(kind_of(actor) == "worker" for actor in self._actors[child.name]):
-            self._restart_worker(child)
-        else:
-            self._fail(f"process {child.name} died ({child.describe_status()})")
+        if self._is_draining and self._crew.holds(child.name, "frontend") and child.name not in self._drained:
+            self._status = 1  # with requests that will have no end
+        for settled in self._barriers.lost(child.name):
+            self._settle(settled)
+        self._replace(child)
 
-    def _restart_worker(self, dead: Child) -> None:
-        """The epoch is over: tell the scheduler, which preempts what ran, and start the worker anew with new boards."""
-        section: ProcessSection = self._sections[dead.name]
-        for actor in self._actors[dead.name]:
-            self._page.line(self._all_actors.index(actor)).mark(phase=Phase.STARTING)
-        gone = Gone(dead.name, dead.incarnation, self._actors[dead.name], (), ())
-        self._children[self._scheduler_process].control.send(gone)
-        now = time.monotonic()
-        deaths = self._deaths[dead.name]
-        deaths.append(now)
-        while deaths and deaths[0] < now - section.restart.within_s:
-            deaths.popleft()
-        if len(deaths) > section.restart.max:
-            self._fail(
-                f"process {dead.name} died {len(deaths)} times within {section.restart.within_s:g} s "
-                f"(restart.max = {section.restart.max}); the last time: {dead.cause()}"
-            )
+    def _replace(self, dead: Child) -> None:
+        """Part everybody from the dead incarnation and start the next one, unless there were too many."""
+        restarts = self._restarts[dead.name]
+        backoff_s = restarts.record_death(time.monotonic())
+        if backoff_s is None:
+            self._fail(f"process {dead.name} {restarts.describe()}; the last time: {dead.cause()}")
+            return
+        settled = self._crew.describe_death(dead)
+        try:
+            parting = self._crew.part_from(dead)
+        except (StartFailed, ActorFault, OSError) as error:
+            self._fail(f"process {dead.name} died ({dead.cause()}) and cannot be started again: {error}")
+            return
+        self._settle(self._barriers.begin(dead.name, dead.incarnation, settled, parting))
+        if self._has_use(dead.name):
+            self._faults.start(self._respawn(dead, backoff_s))
+
+    def _has_use(self, process: str) -> bool:
+        """While the engine drains, what runs shall finish: but nobody waits for a process that only takes requests."""
+        return not self._is_draining or bool(self._waits_for())
+
+    async def _respawn(self, dead: Child, backoff_s: float) -> None:
+        if backoff_s:
+            log_event("process.restarts", process=dead.name, after_s=backoff_s)
+            await asyncio.sleep(backoff_s)
+        if self._is_ending:
             return
         try:
-            self._new_boards()
-            self._spawn(dead.name, dead.incarnation + 1)
+            self._spawn(dead.name)
         except (StartFailed, OSError) as error:
             self._fail(f"process {dead.name} died ({dead.cause()}) and cannot be started again: {error}")
+
+    def _settle(self, settled: Settled | None) -> None:
+        """All neighbours have parted from a dead incarnation: the frontends resume."""
+        if settled is not None:
+            for child in self._crew.living("frontend"):
+                child.control.send(settled)
 
     def _fail(self, reason: str) -> None:
         """The engine cannot go on: live streams end with an error event, then everything stops with status 1."""
         log_event("engine.failed", reason=reason)
         self._status = 1
-        for child in self._children.values():
-            child.control.send(Ending(reason))
+        self._crew.send_all(Ending(reason))
         if not self._is_draining:
             self._begin_stop(0.0)
 
     # Stop
 
+    def request_stop(self) -> None:
+        """Drain and stop; asked a second time, stop at once. Before the engine is ready: the start fails."""
+        self._stop_requests += 1
+        self._changed.set()
+        if self._is_draining:
+            self._send_drain(0.0)
+            self._set_drain_deadline(0.0)
+        elif self._is_serving:
+            self._begin_stop(self._drain_timeout_s)
+
     def _begin_stop(self, drain_timeout_s: float) -> None:
-        """While the engine drains a worker that dies is restarted as before: what runs shall finish."""
+        """While the engine drains a process that dies is restarted as before: what runs shall finish."""
         self._is_draining = True
         log_event("engine.draining", timeout_s=drain_timeout_s)
         self._send_drain(drain_timeout_s)
@@ -318,9 +278,13 @@ class Supervisor:
         self._drain_deadline_s = min(self._drain_deadline_s, deadline_s)
         self._changed.set()
 
+    def _waits_for(self) -> list[str]:
+        """Processes whose frontends still hold requests."""
+        return [child.name for child in self._crew.living("frontend") if child.name not in self._drained]
+
     async def _stop(self) -> None:
         """A process that hangs does not keep the engine: it is killed when its time is over."""
-        while waits_for := [n for n, c in self._children.items() if self._has_frontend(c) and n not in self._drained]:
+        while waits_for := self._waits_for():
             left_s = self._drain_deadline_s - time.monotonic()
             if left_s <= 0:
                 log_event("engine.hangs", processes=",".join(waits_for))
@@ -333,30 +297,21 @@ class Supervisor:
             except TimeoutError:
                 continue
         self._is_ending = True
-        for child in reversed(list(self._children.values())):
+        for child in reversed(list(self._crew.children.values())):
             child.control.send(Shutdown())
             await child.wait_exit(_STOP_TIMEOUT_S)
         log_event("engine.stopped", status=self._status)
         self._outcome.set_result(self._status)
 
     def _send_drain(self, timeout_s: float) -> None:
-        for child in self._children.values():
-            if self._has_frontend(child):
-                child.control.send(Drain(timeout_s))
+        for child in self._crew.living("frontend"):
+            child.control.send(Drain(timeout_s))
 
-    def _has_frontend(self, child: Child) -> bool:
-        return child.status is None and any(kind_of(a) == "frontend" for a in self._actors[child.name])
-
-    async def _kill_all(self) -> None:
+    async def _close(self) -> None:
         self._is_ending = True
-        for child in self._children.values():
-            child.kill()
-        for child in self._children.values():
-            await child.wait_exit(None)
+        await self._crew.kill_all()
         await self._faults.wait_cancelled()
-        close_board(self._board_fds)
-        self._wiring.close()
-        os.close(self._page_fd)
+        self._crew.close()
 
 
 def watch_signals(supervisor: Supervisor) -> None:

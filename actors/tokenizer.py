@@ -27,6 +27,7 @@ from ..mailbox.messages.requests import (
     TokenizerToFrontend,
 )
 from ..mailbox.messages.sampling import SamplingParams
+from ..shm_queue import ProgressLine, mark_of
 from ..text import Tokenizer
 from .faults import Faults
 from .prompt_encoder import PromptEncoder
@@ -51,16 +52,17 @@ class TokenizerActor:
         tokenizer: Tokenizer,
         schedulers: Mapping[str, Sender[TokenizerToScheduler]],
         frontends: Mapping[str, Sender[TokenizerToFrontend]],
+        progress: ProgressLine,
         faults: Faults,
         *,
         max_model_len: int,
         max_encodings: int,
         eos_token_ids: tuple[int, ...],
-        encoder_threads: int = 1,
     ) -> None:
         self.name = name
         self.inbox = inbox
         self.faults = faults
+        self._progress = progress
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer, max_model_len)
         self._schedulers = schedulers
@@ -72,7 +74,8 @@ class TokenizerActor:
         """Requests whose prompt is being encoded; an abort takes one out, which cancels its admission."""
         self._num_encodings = 0
         """Prompts that wait for a thread or are in one, those of aborted requests included."""
-        self._threads = ThreadPoolExecutor(encoder_threads, thread_name_prefix="encode")
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        """One thread: prompts in parallel are for tokenizers of their own, and the progress line names one request."""
         self._unsent = TextDeltaBuffer()
         for sender in frontends.values():
             sender.on_room = self.flush
@@ -153,10 +156,14 @@ class TokenizerActor:
         """In a thread. None, and the prompt is not looked at, for a request that was ended while it waited."""
         if not self._is_wanted(resume):
             return None
-        ids, sampling = self._encoder.encode(resume.generate)
-        states = [TextState(self._tokenizer, resume.generate, delivered, ids) for delivered in resume.delivered]
-        for state in states:
-            state.catch_up()
+        self._progress.working_on = mark_of(resume.generate.request_id)
+        try:
+            ids, sampling = self._encoder.encode(resume.generate)
+            states = [TextState(self._tokenizer, resume.generate, delivered, ids) for delivered in resume.delivered]
+            for state in states:
+                state.catch_up()
+        finally:
+            self._progress.working_on = 0
         return ids, sampling, states
 
     def _is_wanted(self, resume: Resume) -> bool:

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ConfigError
@@ -22,8 +23,9 @@ class Wiring:
         self._topology = topology
         self._process_of = {actor: process for process, names in expand_actors(topology).items() for actor in names}
         self._http: socket.socket | None = None
-        self._links: list[Link] = []
-        self._listeners: dict[str, socket.socket] = {}
+        self._links: dict[tuple[str, str], Link] = {}
+        self._listeners: dict[tuple[str, str], socket.socket] = {}
+        self._num_bound = 0
         self._run_dir: Path | None = None
 
     def bind(self) -> str:
@@ -34,26 +36,49 @@ class Wiring:
         if pairs:
             _reap_run_dirs()
             self._run_dir = Path(tempfile.mkdtemp(prefix=f"{_RUN_DIR_PREFIX}{os.getpid()}-"))  # mode 0700
-        for sender, receiver in pairs:
-            assert self._run_dir is not None
-            path = str(self._run_dir / f"{sender}-{receiver}.1")
-            self._links.append(Link(sender, receiver, path))
-            self._listeners[f"link.{sender}.{receiver}"] = bind_listener(path)
+        for pair in pairs:
+            self._bind_link(pair)
         host = f"[{server.host}]" if ":" in server.host else server.host
         return f"http://{host}:{self._http.getsockname()[1]}"
+
+    def _bind_link(self, pair: tuple[str, str]) -> None:
+        """A new socket for an ordered pair of actors; its number stands in the path, for nothing ever reconnects."""
+        assert self._run_dir is not None
+        sender, receiver = pair
+        self._num_bound += 1
+        path = str(self._run_dir / f"{sender}-{receiver}.{self._num_bound}")
+        self._listeners[pair] = bind_listener(path)
+        self._links[pair] = Link(sender, receiver, path)
+
+    def renew(self, process: str) -> None:
+        """A process died: new sockets for every link with an end in it. Raises StartFailed."""
+        for link in self.links_of(process):
+            pair = (link.sender, link.receiver)
+            self._listeners.pop(pair).close()
+            Path(link.path).unlink(missing_ok=True)
+            self._bind_link(pair)
 
     def links_of(self, process: str) -> tuple[Link, ...]:
         """Links with an end in the process."""
         ends = self._process_of
-        return tuple(link for link in self._links if process in (ends[link.sender], ends[link.receiver]))
+        return tuple(k for k in self._links.values() if process in (ends[k.sender], ends[k.receiver]))
+
+    def links_between(self, process: str, other: str) -> tuple[Link, ...]:
+        """Links from one process to the other, both ways."""
+        ends = self._process_of
+        return tuple(k for k in self._links.values() if {process, other} == {ends[k.sender], ends[k.receiver]})
+
+    def listeners_of(self, process: str, links: Sequence[Link]) -> dict[str, int]:
+        """Descriptors by name: a listening socket for each of `links` that the process receives."""
+        return {
+            f"link.{link.sender}.{link.receiver}": self._listeners[link.sender, link.receiver].fileno()
+            for link in links
+            if self._process_of[link.receiver] == process
+        }
 
     def descriptors_of(self, process: str) -> dict[str, int]:
         """Descriptors for a process by name: a listener a link that it receives, the HTTP listener a frontend."""
-        fds = {
-            f"link.{link.sender}.{link.receiver}": self._listeners[f"link.{link.sender}.{link.receiver}"].fileno()
-            for link in self._links
-            if self._process_of[link.receiver] == process
-        }
+        fds = self.listeners_of(process, self.links_of(process))
         assert self._http is not None
         for actor, owner in self._process_of.items():
             if owner == process and kind_of(actor) == "frontend":

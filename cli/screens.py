@@ -62,13 +62,13 @@ def start_failure_screen(error: StartFailed) -> str:
 
     Causes quote files and other programs: control characters are escaped, long lines and long lists cut.
     """
-    causes = [_plain(line) for line in error.cause.splitlines()] or [""]
+    causes = [plain(line) for line in error.cause.splitlines()] or [""]
     if len(causes) > MAX_CAUSE_LINES:
         causes[MAX_CAUSE_LINES - 1 :] = [f"  ... and {len(causes) - MAX_CAUSE_LINES + 1:,} more"]
     lines = [f"callboard could not start (phase: {error.phase})", f"  cause:  {causes[0]}"]
     lines += [f"        {line}" for line in causes[1:]]
     if error.advice:
-        lines.append(f"  advice: {_plain(' '.join(error.advice.splitlines()))}")
+        lines.append(f"  advice: {plain(' '.join(error.advice.splitlines()))}")
     return "\n".join(lines)
 
 
@@ -77,6 +77,6 @@ def print_start_failure(error: StartFailed) -> None:
     print(start_failure_screen(error), file=sys.stderr, flush=True)
 
 
-def _plain(line: str) -> str:
+def plain(line: str) -> str:
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     return shown if len(shown) <= MAX_LINE_CHARACTERS else shown[: MAX_LINE_CHARACTERS - 1] + "…"

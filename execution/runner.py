@@ -89,6 +89,10 @@ class ModelRunner:
             self.run(_single_row_plan([], num_tokens, 1))
         self.batch.clear()
 
+    def clear(self) -> None:
+        """Forget all rows: the scheduler that placed them is gone, or a step failed."""
+        self.batch.clear()
+
     def _forward(self, inputs: StepInputs) -> Tensor:
         """[t, hidden_size]"""
         model = self.model

@@ -41,4 +41,4 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False
     retry_after_s: int = 0
     """Seconds until a request that is refused now may find room, at the rate at which the queue drains."""
     num_queued_room: int = 0
-    """Requests that could still be queued now."""
+    """Requests that could still be queued; 0 also before the first statistics are written (`num_blocks` is 0 then)."""

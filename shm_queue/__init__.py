@@ -1,8 +1,9 @@
 """Boards: bytes in shared memory, order in the kernel, one writer, lockstep readers; beside them the progress page."""
 
 from .layout import BoardLayout
-from .progress import Phase, ProgressLine, ProgressPage, create_progress_page
+from .progress import Phase, ProgressLine, ProgressPage, create_progress_page, mark_of
 from .reader import BoardReader
+from .seal import seal_board
 from .segment import close_board, create_board
 from .writer import BoardWriter
 
@@ -16,4 +17,6 @@ __all__ = [
     "close_board",
     "create_board",
     "create_progress_page",
+    "mark_of",
+    "seal_board",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import time
+import zlib
 from typing import TypeVar, overload
 
 import msgspec
@@ -37,8 +38,6 @@ class Phase(enum.IntEnum):
     STEPPING = 4
     """A step is on the device."""
     IDLE = 5
-    DRAINING = 6
-    STOPPED = 7
 
 
 class Word:
@@ -56,6 +55,11 @@ class Word:
 
     def __set__(self, line: ProgressLine, value: int) -> None:
         line.words[self._index] = value
+
+
+def mark_of(request_id: str) -> int:
+    """What `working_on` says of a request: 33 bits, never 0."""
+    return zlib.crc32(request_id.encode()) | 1 << 32
 
 
 class ProgressLine:
@@ -79,6 +83,10 @@ class ProgressLine:
 
     heartbeat_ns = Word(7)
     """CLOCK_MONOTONIC when the process's event loop last turned; 0: not yet."""
+
+    working_on = Word(15)
+    """A mark (`mark_of`) of the request whose prompt is in native code now; 0: none. It outlives the process, and says
+    which request it died of."""
 
     @property
     def phase(self) -> Phase:
@@ -139,8 +147,8 @@ class ProgressPage:
     Raises ProtocolViolation if the memory is not that of `num_lines` lines.
     """
 
-    def __init__(self, fd: int, num_lines: int) -> None:
-        memory = map_memory("progress page", fd, num_lines * LINE_WORDS * WORD_BYTES, is_writable=True)
+    def __init__(self, fd: int, num_lines: int, *, is_writable: bool = True) -> None:
+        memory = map_memory("progress page", fd, num_lines * LINE_WORDS * WORD_BYTES, is_writable=is_writable)
         self.num_lines = num_lines
         self._words: npt.NDArray[np.uint64] = np.frombuffer(memory, dtype="<u8").reshape(num_lines, LINE_WORDS)
 

@@ -5,15 +5,28 @@
 One record is handed over in this order, and no other is safe:
 
 1. the writer has a credit of every reader, so nobody reads the record's slot any more;
-2. it fills the slot (header and payload), then rings the doorbell of each reader once;
-3. the reader adds what its doorbell counted to `num_rung`, copies the oldest rung slot out, checks it;
-4. the reader gives one credit back.
+2. it fills the slot: payload, epoch, length, kind, and last, as one store, the sequence, which commits the record;
+3. it rings the doorbell of each reader once;
+4. the reader adds what its doorbell counted to `num_rung`, copies the oldest rung slot out, checks it;
+5. the reader gives one credit back.
 
 A board of `num_slots` slots has one more in memory: the end-of-stream record takes no credit, so that a writer can
 close a board whose readers are behind.
+
+A writer that dies leaves some readers with a doorbell that others never heard. Whoever has seen it dead seals the
+board, so that all readers end at the same record:
+
+1. the sealer looks at the headers: a slot whose sequence is stored is whole, wherever the writer was killed, and the
+   highest is the last record, rung to somebody or not;
+2. it stores `end_sequence`, the sequence after that record, into a word that only a sealer ever writes;
+3. it adds SEAL_RING to each doorbell, which no number of records reaches;
+4. a reader that finds it in its count reads the word. All records before `end_sequence` are now rung to it, whatever
+   it had heard, and then comes the end of the stream.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -27,6 +40,11 @@ RECORD = 0
 END_OF_STREAM = 1
 """Kind of the last slot of a stream; it has no payload."""
 
+SEAL_RING = 1 << 32
+"""What a sealer adds to a doorbell. The writer adds 1 a record, at most num_slots + 1 before the reader takes them."""
+MAX_SEQUENCE = (1 << 63) - 1
+"""No stream gets there: a larger number in a header is garbage."""
+
 
 class WriterState(msgspec.Struct, frozen=True, gc=False):
     """What the writer knows. `credits[i]`: records that it may still publish to reader i, 0..num_slots."""
@@ -38,11 +56,16 @@ class WriterState(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReaderState(msgspec.Struct, frozen=True, gc=False):
-    """What one reader knows. `num_rung`: records rung to it but not handed out, 0..num_slots + 1."""
+    """What one reader knows.
+
+    `num_rung`: records rung to it but not handed out, the end of the stream included, 0..num_slots + 1.
+    `end_sequence`: where a sealed board ends; 0: it is not known to be sealed.
+    """
 
     num_slots: int
     next_sequence: int
     num_rung: int
+    end_sequence: int
     is_ended: bool
 
 
@@ -104,7 +127,7 @@ def close(state: WriterState) -> WriterState:
 
 def new_reader(num_slots: int) -> ReaderState:
     """A reader that has received nothing."""
-    return ReaderState(num_slots, FIRST_SEQUENCE, 0, False)
+    return ReaderState(num_slots, FIRST_SEQUENCE, 0, 0, False)
 
 
 def hear_doorbell(state: ReaderState, num_rings: int) -> ReaderState:
@@ -112,13 +135,55 @@ def hear_doorbell(state: ReaderState, num_rings: int) -> ReaderState:
     num_rung = state.num_rung + num_rings
     if num_rung > state.num_slots + 1:
         raise ProtocolViolation(f"the doorbell was rung for {num_rung} records, the board has {state.num_slots} slots")
-    return ReaderState(state.num_slots, state.next_sequence, num_rung, state.is_ended)
+    return ReaderState(state.num_slots, state.next_sequence, num_rung, state.end_sequence, state.is_ended)
+
+
+def find_end(headers: Sequence[SlotHeader], epoch: int) -> int:
+    """The sequence of the end of a stream whose writer is dead; `headers`: of all slots, by index.
+
+    It is that of the end-of-stream record if the writer had committed it, else the one after the last record. A slot
+    that was being filled still has the sequence of a record that all readers have given back, which is not the
+    highest, or 0. A header that no writer of this board leaves is passed over; its readers refuse it.
+    """
+    committed = [
+        header
+        for index, header in enumerate(headers)
+        if header.epoch == epoch
+        and FIRST_SEQUENCE <= header.sequence <= MAX_SEQUENCE
+        and slot_index(len(headers) - 1, header.sequence) == index
+    ]
+    if not committed:
+        return FIRST_SEQUENCE
+    last = max(committed, key=lambda header: header.sequence)
+    return last.sequence if last.kind == END_OF_STREAM else last.sequence + 1
+
+
+def hear_seal(state: ReaderState, end_sequence: int) -> ReaderState:
+    """The doorbell counted a SEAL_RING and the board ends at `end_sequence`: whatever is before it is rung.
+
+    Nothing changes for a reader that has ended or has heard it before. Raises ProtocolViolation for an end that is
+    behind the reader or further ahead than the board has slots.
+    """
+    if state.is_ended or state.end_sequence != 0:
+        return state
+    num_rung = end_sequence + 1 - state.next_sequence
+    if not max(state.num_rung, 1) <= num_rung <= state.num_slots + 1:
+        raise ProtocolViolation(
+            f"the board is sealed to end at {end_sequence} where {state.next_sequence} is next, "
+            f"{state.num_rung} records are rung, and it has {state.num_slots} slots"
+        )
+    return ReaderState(state.num_slots, state.next_sequence, num_rung, end_sequence, False)
+
+
+def is_at_seal(state: ReaderState) -> bool:
+    """Whether all records of a sealed board are handed out, and its end is next."""
+    return state.next_sequence == state.end_sequence
 
 
 def check_waiting(state: ReaderState) -> None:
-    """Raises EndOfStream after the end-of-stream record, WouldBlock if no record is rung."""
+    """Raises EndOfStream after the end of the stream, WouldBlock if no record is rung."""
     if state.is_ended:
-        raise EndOfStream("the writer closed the board")
+        raise EndOfStream("the writer died" if state.end_sequence else "the writer closed the board")
     if state.num_rung == 0:
         raise WouldBlock("no record is waiting")
 
@@ -143,6 +208,10 @@ def check_header(state: ReaderState, header: SlotHeader, epoch: int, slot_bytes:
 
 
 def receive(state: ReaderState, kind: int) -> ReaderState:
-    """The oldest rung record, checked and copied out, is handed out; the slot of a RECORD is then given back."""
+    """The oldest rung record, checked and copied out, is handed out; the slot of a RECORD is then given back.
+
+    The end of a sealed board counts as an END_OF_STREAM, whether its slot was filled or not.
+    """
     assert state.num_rung > 0 and not state.is_ended, "check_waiting comes first"
-    return ReaderState(state.num_slots, state.next_sequence + 1, state.num_rung - 1, kind == END_OF_STREAM)
+    is_ended = kind == END_OF_STREAM
+    return ReaderState(state.num_slots, state.next_sequence + 1, state.num_rung - 1, state.end_sequence, is_ended)

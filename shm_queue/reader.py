@@ -10,16 +10,17 @@ from collections.abc import Mapping
 from ..errors import EndOfStream, ProtocolViolation, WouldBlock
 from . import protocol
 from .layout import BoardLayout
-from .protocol import SlotHeader
-from .segment import HEADER, Attachment
+from .protocol import END_OF_STREAM, SEAL_RING
+from .segment import HEADER, Attachment, end_word, read_header
 
 
 class BoardReader:
     """Reader number `reader` of a board; used by one thread at a time.
 
     It keeps duplicates of the descriptors `<name>.memory`, `<name>.doorbell.<reader>` and `<name>.credit.<reader>`, so
-    those in `fds` stay the caller's. A fault of a record (StaleEpoch, ProtocolViolation) is raised again by each later
-    call: nothing is skipped.
+    those in `fds` stay the caller's. On a sealed board every reader gets all records that the dead writer committed,
+    whichever of its doorbells rang, then EndOfStream. A fault of a record or a doorbell (StaleEpoch, ProtocolViolation)
+    is raised again by each later call: nothing is skipped.
 
     `wake_fd`: an eventfd of the caller's through which another thread ends a blocking `receive`, which then raises
     EndOfStream. It is only looked at, never read, so it stays rung; records that were published are handed out first.
@@ -46,15 +47,19 @@ class BoardReader:
     def receive_nowait(self) -> bytes:
         """The next record's payload, copied out; its slot is given back.
 
-        Raises WouldBlock if none waits; EndOfStream once the writer closed the board; StaleEpoch for a record of
-        another epoch; ProtocolViolation for a gap or an impossible header.
+        Raises WouldBlock if none waits; EndOfStream once the writer closed the board, or died and the board was sealed
+        (the text says which); StaleEpoch for a record of another epoch; ProtocolViolation for a gap or an impossible
+        header.
         """
-        if self._state.num_rung == 0 and not self._state.is_ended:
+        if self._state.num_rung == 0:
             self._hear_doorbell()
         protocol.check_waiting(self._state)
+        if protocol.is_at_seal(self._state):
+            self._state = protocol.receive(self._state, END_OF_STREAM)
+            raise EndOfStream(f"the writer of board {self.layout.name} died; its records were all handed out")
         memory = self._attachment.memory
         start = protocol.slot_index(self.layout.num_slots, self._state.next_sequence) * self._attachment.stride
-        header = SlotHeader(*HEADER.unpack_from(memory, start))
+        header = read_header(memory, start)
         protocol.check_header(self._state, header, self.layout.epoch, self.layout.slot_bytes)
         body = start + HEADER.size
         payload: bytes = memory[body : body + header.length]
@@ -86,19 +91,22 @@ class BoardReader:
             is_woken = any(fd == self._wake_fd for fd, _ in ready)
 
     def num_waiting(self) -> int:
-        """Records published to this reader and not handed out (the end of the stream counts as one); takes none."""
+        """Records published to this reader and not handed out (the end of the stream counts as one); takes none.
+
+        Raises ProtocolViolation for a doorbell rung for more than the board can hold.
+        """
         try:
             num_rings = os.eventfd_read(self._doorbell)
         except BlockingIOError:
             return self._state.num_rung
         # Rung again, so that a loop that watches `fileno()` still sees the doorbell.
         os.eventfd_write(self._doorbell, num_rings)
-        return self._state.num_rung + num_rings
+        return self._heard(num_rings).num_rung
 
     def fileno(self) -> int:
-        """The doorbell, for `loop.add_reader`. It rings once for what came since the last receive that found nothing:
+        """The doorbell, for `loop.add_reader`. It rings once for what came since the last receive that found nothing,
 
-        when it is readable, call `receive_nowait` until it raises WouldBlock (or EndOfStream).
+        a seal included: when it is readable, call `receive_nowait` until it raises WouldBlock (or EndOfStream).
         """
         return self._doorbell
 
@@ -115,4 +123,15 @@ class BoardReader:
             num_rings = os.eventfd_read(self._doorbell)
         except BlockingIOError:
             return
-        self._state = protocol.hear_doorbell(self._state, num_rings)
+        try:
+            self._state = self._heard(num_rings)
+        except ProtocolViolation:
+            os.eventfd_write(self._doorbell, num_rings)  # the next call must not wait, but fail as this one did
+            raise
+
+    def _heard(self, num_rings: int) -> protocol.ReaderState:
+        """The state after a doorbell that counted `num_rings`."""
+        if num_rings < SEAL_RING:
+            return protocol.hear_doorbell(self._state, num_rings)
+        # ORDER: seal - the word was stored before the ring that was counted here; so were all of the writer's slots.
+        return protocol.hear_seal(self._state, self._attachment.words[end_word(self.layout)])

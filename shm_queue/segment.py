@@ -1,8 +1,12 @@
 """The kernel objects of a board: one memfd with the slots, two eventfds per reader.
 
-Memory, for each of num_slots + 1 slots: a header of four little-endian 64-bit words (epoch, sequence, length, kind),
-then `slot_bytes` bytes of payload; a slot starts at a multiple of 64 bytes. The eventfds count (no semaphore mode) and
-never block.
+Memory, for each of num_slots + 1 slots: a header of four 64-bit words in the machine's byte order (epoch, sequence,
+length, kind), then `slot_bytes` bytes of payload; a slot starts at a multiple of 64 bytes. Behind the slots, in a line
+of its own, a word that only a sealer writes: where the stream ends, 0 until the board is sealed. The eventfds count (no
+semaphore mode) and never block.
+
+Words that must be stored whole are stored through a memoryview of 64-bit items, which copies one aligned item at once;
+`struct.pack_into` clears its range first and, with a byte order given, stores byte by byte.
 """
 
 from __future__ import annotations
@@ -15,8 +19,10 @@ from struct import Struct
 
 from ..errors import ConfigError, NotEnoughMemory, ProtocolViolation
 from .layout import BoardLayout
+from .protocol import SlotHeader
 
-HEADER = Struct("<QQQQ")
+HEADER = Struct("@QQQQ")
+WORD_BYTES = 8
 CACHE_LINE_BYTES = 64
 
 
@@ -27,8 +33,18 @@ def slot_stride(layout: BoardLayout) -> int:
 
 
 def memory_bytes(layout: BoardLayout) -> int:
-    """Bytes of the board's memory, the spare slot for the end-of-stream record included."""
-    return (layout.num_slots + 1) * slot_stride(layout)
+    """Bytes of the board's memory, the spare slot for the end-of-stream record and the sealer's line included."""
+    return (layout.num_slots + 1) * slot_stride(layout) + CACHE_LINE_BYTES
+
+
+def end_word(layout: BoardLayout) -> int:
+    """Index of the sealer's word among the 64-bit words of the memory."""
+    return (layout.num_slots + 1) * slot_stride(layout) // WORD_BYTES
+
+
+def read_header(memory: mmap.mmap, start: int) -> SlotHeader:
+    """The header of the slot that starts at byte `start`, as it stands."""
+    return SlotHeader(*HEADER.unpack_from(memory, start))
 
 
 def create_memory(name: str, num_bytes: int) -> int:
@@ -91,10 +107,17 @@ def map_memory(what: str, fd: int, num_bytes: int, *, is_writable: bool) -> mmap
     return mmap.mmap(fd, num_bytes, access=mmap.ACCESS_WRITE if is_writable else mmap.ACCESS_READ)
 
 
+def map_board(layout: BoardLayout, fds: Mapping[str, int], *, is_writable: bool) -> mmap.mmap:
+    """Map the board's memory. Raises ProtocolViolation if it is missing or not of the layout's size."""
+    fd = named(fds, f"{layout.name}.memory")
+    return map_memory(f"board {layout.name}", fd, memory_bytes(layout), is_writable=is_writable)
+
+
 class Attachment:
     """A process's own hold on a board: its mapping and duplicates of the descriptors that it uses.
 
-    Duplicates, so that a writer and a reader in one process can share a board and let go of it one by one.
+    `words`: the mapping as 64-bit words. Duplicates, so that a writer and a reader in one process can share a board and
+    let go of it one by one.
     """
 
     def __init__(self, layout: BoardLayout, fds: Mapping[str, int], readers: range, *, is_writable: bool) -> None:
@@ -106,12 +129,12 @@ class Attachment:
         self.doorbells: tuple[int, ...] = ()
         self.credits: tuple[int, ...] = ()
         self.is_open = True
-        memory_fd = _named(fds, f"{layout.name}.memory")
-        self.memory = map_memory(f"board {layout.name}", memory_fd, memory_bytes(layout), is_writable=is_writable)
+        self.memory = map_board(layout, fds, is_writable=is_writable)
+        self.words = memoryview(self.memory).cast("Q")
         try:
             for reader in readers:
-                self.doorbells += (os.dup(_named(fds, f"{layout.name}.doorbell.{reader}")),)
-                self.credits += (os.dup(_named(fds, f"{layout.name}.credit.{reader}")),)
+                self.doorbells += (os.dup(named(fds, f"{layout.name}.doorbell.{reader}")),)
+                self.credits += (os.dup(named(fds, f"{layout.name}.credit.{reader}")),)
         except BaseException:
             self.detach()
             raise
@@ -121,12 +144,14 @@ class Attachment:
         if not self.is_open:
             return
         self.is_open = False
+        self.words.release()
         self.memory.close()
         for fd in (*self.doorbells, *self.credits):
             os.close(fd)
 
 
-def _named(fds: Mapping[str, int], name: str) -> int:
+def named(fds: Mapping[str, int], name: str) -> int:
+    """The descriptor of that name. Raises ProtocolViolation if it is missing."""
     fd = fds.get(name)
     if fd is None:
         raise ProtocolViolation(f"descriptor {name!r} is missing; got {', '.join(fds) or 'none'}")

@@ -11,7 +11,7 @@ from ..errors import MessageTooLarge, SlowPeer, WouldBlock
 from . import protocol
 from .layout import BoardLayout
 from .protocol import END_OF_STREAM, RECORD
-from .segment import HEADER, Attachment
+from .segment import HEADER, WORD_BYTES, Attachment
 
 
 class BoardWriter:
@@ -94,7 +94,13 @@ class BoardWriter:
         start = protocol.slot_index(self.layout.num_slots, sequence) * self._attachment.stride
         body = start + HEADER.size
         memory[body : body + num_bytes] = payload
-        HEADER.pack_into(memory, start, self.layout.epoch, sequence, num_bytes, kind)
+        words = self._attachment.words
+        header = start // WORD_BYTES
+        words[header] = self.layout.epoch
+        words[header + 2] = num_bytes
+        words[header + 3] = kind
+        # ORDER: commit - the sequence comes last, in one store: a slot that has it is whole, wherever this is killed.
+        words[header + 1] = sequence
         self._state = next_state
         # ORDER: publish - the slot is whole before the first doorbell rings; the syscall orders the stores before it.
         for doorbell in self._attachment.doorbells:

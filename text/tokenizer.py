@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable
 
 import tokenizers
 
-from ..errors import InvalidRequest, UnsupportedModel
+from ..errors import CorruptCheckpoint, InvalidRequest, UnsupportedModel
 from .byte_level import byte_level_bytes
 from .chat_template import ChatTemplate
+
+MAX_UNUSED_IDS = 1 << 16
+"""Ids without a token that a vocabulary may have; those in use have some hundreds."""
 
 
 class Tokenizer:
@@ -28,7 +31,8 @@ class Tokenizer:
     ) -> None:
         """Takes over `backend`; `where` names the files in errors.
 
-        Raises UnsupportedModel for a decoder other than byte-level or SentencePiece-like.
+        Raises UnsupportedModel for a decoder other than byte-level or SentencePiece-like, CorruptCheckpoint for ids far
+        beyond the number of tokens: there are tables by id.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -37,7 +41,10 @@ class Tokenizer:
         self.eos_token_ids = eos_token_ids
         self.chat_template = chat_template
         self.is_byte_level = _is_byte_level(backend, where)
-        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        if self.vocab_size > 2 * len(vocabulary) + MAX_UNUSED_IDS:
+            raise CorruptCheckpoint(f"{where}: {len(vocabulary):,} tokens have ids up to {self.vocab_size - 1:,}")
         tokens = [backend.id_to_token(token_id) or "" for token_id in range(self.vocab_size)]
         # As the backend does it: a token is special by its text.
         special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}

@@ -1,33 +1,42 @@
 """The topology file: its schema, strict decoding, checks, and what follows from it by arithmetic."""
 
+from .arithmetic import Arithmetic, arithmetic_of
 from .boards import max_plan_blocks, max_plan_tokens, plan_boards
 from .check import check_topology, ensure_valid
-from .load import load_topology, topology_from
+from .check_machine import check_machine
+from .decode import is_independent
+from .load import Reading, load_topology, read_topology, topology_from
+from .memory import MemoryLedger, plan_memory
 from .plan import (
     MailboxLink,
-    MemoryLedger,
     block_bytes_of,
     blocks_for,
     expand_actors,
     kind_of,
     mailbox_links,
     max_model_len_of,
-    plan_memory,
 )
-from .problem import Problem
+from .problem import Places, Problem
 from .schema import Topology
-from .show import render_topology
+from .show import as_ascii, render_ledger, render_topology
 
 __all__ = [
+    "Arithmetic",
     "MailboxLink",
     "MemoryLedger",
+    "Places",
     "Problem",
+    "Reading",
     "Topology",
+    "arithmetic_of",
+    "as_ascii",
     "block_bytes_of",
     "blocks_for",
+    "check_machine",
     "check_topology",
     "ensure_valid",
     "expand_actors",
+    "is_independent",
     "kind_of",
     "load_topology",
     "mailbox_links",
@@ -36,6 +45,8 @@ __all__ = [
     "max_plan_tokens",
     "plan_boards",
     "plan_memory",
+    "read_topology",
+    "render_ledger",
     "render_topology",
     "topology_from",
 ]

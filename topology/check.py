@@ -5,21 +5,29 @@ Types, ranges and names of fields were checked when the file was decoded.
 
 from __future__ import annotations
 
-import re
-
 from ..checkpoints.shape import ModelShape
-from ..errors import ConfigError
+from .arithmetic import DTYPE_BYTES
 from .boards import MAX_SLOT_BYTES, plan_bytes
 from .check_processes import check_processes
-from .decode import ADVICE_FOR_MANY, show_value
-from .plan import block_bytes_of, blocks_for, render_bytes
-from .problem import NOT_YET, Problem
+from .check_server import check_server
+from .decode import show_value
+from .load import raise_problems
+from .plan import block_bytes_of, blocks_for
+from .problem import NOT_YET, Places, Problem
+from .render import render_bytes
 from .schema import Topology
 
 MAX_BLOCK_SIZE = 256
+_SIZES = (
+    ("model", "max_model_len"),
+    ("model", "dtype"),
+    ("model", "kv_dtype"),
+    ("kv_cache", "block_size"),
+    ("scheduler", "max_num_seqs"),
+)
+"""What decides how large plans and requests are."""
 MIN_DTYPE_BYTES = 2
 """Of the smallest type that keys and values can have while `kv_dtype` is auto."""
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def check_topology(topology: Topology, shape: ModelShape | None = None) -> list[Problem]:
@@ -29,73 +37,48 @@ def check_topology(topology: Topology, shape: ModelShape | None = None) -> list[
     _check_scheduler(topology, problems)
     _check_slots(topology, shape, problems)
     _check_kv_cache(topology, shape, problems)
-    _check_server(topology, problems)
+    check_server(topology, problems)
     for name in ("structured_output", "speculative", "journal"):
         if getattr(topology, name) is not None:
-            problems.append(Problem(f"[{name}]", "the section is there", f"nothing, it is {NOT_YET}", "leave it out"))
-    check_processes(topology, problems)
+            problems.append(Problem((name,), f"[{name}] is there", f"nothing, it is {NOT_YET}", "leave it out"))
+    check_processes(topology, shape, problems)
     return problems
 
 
 def ensure_valid(topology: Topology, shape: ModelShape | None = None) -> None:
     """Raise ConfigError with all problems, one a line, if there are any."""
-    problems = check_topology(topology, shape)
-    if len(problems) == 1:
-        raise ConfigError(problems[0].fault(), advice=problems[0].advice)
-    if problems:
-        lines = "\n".join(f"  {problem.sentence()}" for problem in problems)
-        raise ConfigError(f"{len(problems)} problems in the topology:\n{lines}", advice=ADVICE_FOR_MANY)
+    raise_problems(check_topology(topology, shape), Places(""))
 
 
 def _check_model(topology: Topology, shape: ModelShape | None, problems: list[Problem]) -> None:
     model = topology.model
     for name in ("source", "served_name", "chat_template"):
         if getattr(model, name) == "":
-            problems.append(Problem("[model]", f'{name} = ""', "a name that is not empty", "fill it in"))
+            problems.append(Problem(("model", name), f'{name} = ""', "a name that is not empty", "fill it in"))
     if model.load == "dummy":
-        problems.append(
-            Problem("[model]", 'load = "dummy"', f'"auto", "safetensors", "gguf"; this is {NOT_YET}', "leave it out")
-        )
+        allowed = f'"auto", "safetensors", "gguf"; "dummy" is {NOT_YET}'
+        problems.append(Problem(("model", "load"), 'load = "dummy"', allowed, "leave it out"))
     if shape is not None and model.max_model_len is not None and model.max_model_len > shape.max_position:
-        problems.append(
-            Problem(
-                "[model]",
-                f"max_model_len = {model.max_model_len:,}",
-                f"at most {shape.max_position:,}, the model's own",
-                "lower it or leave it out",
-            )
-        )
+        got = f"max_model_len = {model.max_model_len:,}"
+        allowed = f"at most {shape.max_position:,}, the model's own"
+        problems.append(Problem(("model", "max_model_len"), got, allowed, "lower it or leave it out"))
 
 
 def _check_scheduler(topology: Topology, problems: list[Problem]) -> None:
     section = topology.scheduler
     if section.policy != "fcfs":
-        problems.append(
-            Problem(
-                "[scheduler]",
-                f"policy = {show_value(section.policy)}",
-                f'only "fcfs", others are {NOT_YET}',
-                "leave it out",
-            )
-        )
+        got = f"policy = {show_value(section.policy)}"
+        problems.append(Problem(("scheduler", "policy"), got, f'only "fcfs", others are {NOT_YET}', "leave it out"))
     if section.max_num_batched_tokens < section.max_num_seqs:
-        problems.append(
-            Problem(
-                "[scheduler]",
-                f"max_num_batched_tokens = {section.max_num_batched_tokens:,}",
-                f"at least max_num_seqs, {section.max_num_seqs:,}: a full batch of decodes takes a token for each row",
-                "raise it or lower max_num_seqs",
-            )
-        )
+        got = f"max_num_batched_tokens = {section.max_num_batched_tokens:,}"
+        allowed = f"at least max_num_seqs, {section.max_num_seqs:,}: a full batch of decodes takes a token for each row"
+        path = ("scheduler", "max_num_batched_tokens")
+        depends_on = (("scheduler", "max_num_seqs"),)
+        problems.append(Problem(path, got, allowed, "raise it or lower max_num_seqs", depends_on))
     if section.watermark >= 0.5:
-        problems.append(
-            Problem(
-                "[scheduler]",
-                f"watermark = {section.watermark}",
-                "below 0.5: it is the share of the blocks that admission leaves unused",
-                "values from 0 to 0.05 are usual",
-            )
-        )
+        allowed = "below 0.5: it is the share of the blocks that admission leaves unused"
+        path = ("scheduler", "watermark")
+        problems.append(Problem(path, f"watermark = {section.watermark}", allowed, "values from 0 to 0.05 are usual"))
 
 
 def _check_slots(topology: Topology, shape: ModelShape | None, problems: list[Problem]) -> None:
@@ -106,7 +89,8 @@ def _check_slots(topology: Topology, shape: ModelShape | None, problems: list[Pr
         section = topology.scheduler
         got = f"max_num_seqs = {section.max_num_seqs:,}, max_num_batched_tokens = {section.max_num_batched_tokens:,}"
         allowed = f"plans of at most {render_bytes(MAX_SLOT_BYTES)}, these may have {render_bytes(num_bytes)}"
-        problems.append(Problem("[scheduler]", got, allowed, "lower them, or [model] max_model_len"))
+        path = ("scheduler", "max_num_batched_tokens")
+        problems.append(Problem(path, got, allowed, "lower them, or [model] max_model_len", _SIZES))
 
 
 def _check_kv_cache(topology: Topology, shape: ModelShape | None, problems: list[Problem]) -> None:
@@ -114,16 +98,12 @@ def _check_kv_cache(topology: Topology, shape: ModelShape | None, problems: list
     sizes = [name for name in ("num_blocks", "memory_bytes", "memory_share") if getattr(section, name) is not None]
     if len(sizes) > 1:
         got = ", ".join(f"{name} = {getattr(section, name)}" for name in sizes)
-        problems.append(Problem("[kv_cache]", got, "one of num_blocks, memory_bytes, memory_share", "keep one of them"))
+        allowed = "one of num_blocks, memory_bytes, memory_share"
+        problems.append(Problem(("kv_cache", sizes[1]), got, allowed, "keep one of them"))
     if section.block_size % 8 or section.block_size > MAX_BLOCK_SIZE:
-        problems.append(
-            Problem(
-                "[kv_cache]",
-                f"block_size = {section.block_size}",
-                f"multiples of 8 from 8 to {MAX_BLOCK_SIZE}",
-                "16 is usual",
-            )
-        )
+        got = f"block_size = {section.block_size}"
+        allowed = f"multiples of 8 from 8 to {MAX_BLOCK_SIZE}"
+        problems.append(Problem(("kv_cache", "block_size"), got, allowed, "16 is usual"))
         return
     if len(sizes) == 1:
         _check_pool(topology, shape, problems)
@@ -140,18 +120,13 @@ def _check_pool(topology: Topology, shape: ModelShape | None, problems: list[Pro
     advice = "raise it or lower [model] max_model_len"
     if section.num_blocks is not None and section.num_blocks < needed:
         got = f"num_blocks = {section.num_blocks:,}"
-        problems.append(Problem("[kv_cache]", got, f"at least {needed:,}: {request}", advice))
+        path = ("kv_cache", "num_blocks")
+        problems.append(Problem(path, got, f"at least {needed:,}: {request}", advice, _SIZES))
     if section.memory_bytes is not None and shape is not None:
         dtype = topology.model.kv_dtype if topology.model.kv_dtype != "auto" else topology.model.dtype
         dtype_bytes = DTYPE_BYTES.get(dtype, MIN_DTYPE_BYTES)
         needed_bytes = needed * block_bytes_of(shape, section.block_size, dtype_bytes)
         if section.memory_bytes < needed_bytes:
             got = f"memory_bytes = {section.memory_bytes:,}"
-            problems.append(Problem("[kv_cache]", got, f"at least {needed_bytes:,}: {request}", advice))
-
-
-def _check_server(topology: Topology, problems: list[Problem]) -> None:
-    section = topology.server
-    if not section.host or re.search(r"[\s/]", section.host):
-        got = f"host = {show_value(section.host)}"
-        problems.append(Problem("[server]", got, "a host name or an address", '"127.0.0.1" is the default'))
+            path = ("kv_cache", "memory_bytes")
+            problems.append(Problem(path, got, f"at least {needed_bytes:,}: {request}", advice, _SIZES))

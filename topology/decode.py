@@ -1,43 +1,61 @@
-"""From the tables of a topology file to `Topology`, strictly: every fault is found, and each names itself, its place,
-what it got, and what is allowed."""
+"""From the tables of a topology file to `Topology`, strictly: every fault is found, and each names its place, what it
+got, and what is allowed."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ..errors import ConfigError
-from .describe import allowed_values, field_types, list_section_type, nearest, section_type
+from .describe import allowed_values, belongs_to, field_types, list_section_type, nearest, section_type, value_advice
+from .problem import Path, Problem, process_label
 from .schema import Topology
 
 MAX_SHOWN_CHARACTERS = 60
-ADVICE_FOR_MANY = "correct them all; `callboard topology check FILE` looks without starting"
 
-Origins = Mapping[tuple[str, ...], str]
-"""Path of a field -> where its value comes from, for fields that do not come from the file."""
-
-_Fault = tuple[str, str]
-"""(what is wrong and where, what to do or what is allowed)"""
+Table = dict[str, object]
 
 
-def decode_topology(tables: Mapping[str, object], place: str, origins: Origins | None = None) -> Topology:
-    """Check `tables` (as TOML gives them, read from `place`) field by field and build the topology.
+def decode_topology(tables: Mapping[str, object]) -> tuple[Topology, list[Problem]]:
+    """The topology in `tables` (as TOML gives them), field by field, and what is wrong with it.
 
-    Raises ConfigError with all faults, one a line.
+    Faulty fields are left out of the topology, so that the rest of it can be checked too.
     """
-    faults: list[_Fault] = []
-    _check_struct(tables, Topology, (), place, origins or {}, faults)
-    if not faults:
-        try:
-            return msgspec.convert(tables, Topology)
-        except msgspec.ValidationError as error:  # a rule that only the whole struct shows
-            faults.append((f"{place}: {error}", "correct the file"))
-    if len(faults) == 1:
-        raise ConfigError(faults[0][0], advice=faults[0][1])
-    lines = "\n".join(f"  {cause}; {advice}" for cause, advice in faults)
-    raise ConfigError(f"{len(faults)} faults:\n{lines}", advice=ADVICE_FOR_MANY)
+    sound = copy.deepcopy(dict(tables))
+    problems: list[Problem] = []
+    _check_struct(sound, Topology, (), problems)
+    _complete(sound)
+    return msgspec.convert(sound, Topology), problems
+
+
+def _complete(sound: Table) -> None:
+    """Fill in, or leave out, what lacks a field that it must have: that was told."""
+    model = sound.setdefault("model", {})
+    assert isinstance(model, dict)
+    model.setdefault("source", "")
+    for name, declared in field_types(Topology).items():
+        struct, is_list = section_type(declared) or list_section_type(declared), list_section_type(declared)
+        tables = sound.get(name, ())
+        assert struct is not None
+        for table in tables if is_list and isinstance(tables, list) else [tables]:
+            if name in sound and any(f.required and f.name not in table for f in msgspec.structs.fields(struct)):
+                del sound[name]
+
+
+def is_independent(problem: Problem, faults: Sequence[Problem]) -> bool:
+    """Whether `problem`, found in what `decode_topology` left of a topology, is one whatever the faults hide.
+
+    An unknown field may be meant for any in its section that has a part in the problem.
+    """
+    involved = {problem.path, *problem.depends_on}
+    sections = {path[:-1] for path in problem.depends_on}
+    for fault in faults:
+        is_of_actors = fault.path[:1] == ("process",) and (len(fault.path) < 3 or fault.path[2] == "actors")
+        if fault.path in involved or fault.path[:-1] in sections or (is_of_actors and problem.path == ("process",)):
+            return False
+    return True
 
 
 def show_value(value: object) -> str:
@@ -55,59 +73,47 @@ def show_value(value: object) -> str:
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"
 
 
-def section_title(path: tuple[str, ...]) -> str:
-    """`[scheduler]`, `[[process]] "worker"`, or the top of the file."""
-    if not path:
-        return "top level"
-    if path[0] == "process" and len(path) > 1:
-        return f"[[process]] {path[1]}" + "".join(f", {name}" for name in path[2:])
-    return f"[{'.'.join(path)}]"
-
-
-def _check_struct(
-    table: Mapping[str, object],
-    struct: type[msgspec.Struct],
-    path: tuple[str, ...],
-    place: str,
-    origins: Origins,
-    faults: list[_Fault],
-) -> None:
+def _check_struct(table: Table, struct: type[msgspec.Struct], path: Path, problems: list[Problem]) -> None:
+    """Append what is wrong with `table`, and take it out."""
     known = field_types(struct)
-    for name in table:
-        if name not in known:
-            what = "section" if not path else "field"
-            faults.append((f'{place}, {section_title(path)}: unknown {what} "{name}"', nearest(name, known)))
+    for name in [name for name in table if name not in known]:
+        del table[name]
+        what = "field" if path else "section"
+        advice = belongs_to(name) if what == "field" and struct is not Topology else ""
+        problems.append(
+            Problem(
+                (*path, name),
+                f'unknown {what} "{name}"',
+                ", ".join(known),
+                nearest(name, known) or advice or "remove it",
+            )
+        )
     for field in msgspec.structs.fields(struct):
         if field.name in table:
-            _check_field(table[field.name], field.type, (*path, field.name), place, origins, faults)
+            if not _check_field(table[field.name], field, (*path, field.name), problems):
+                del table[field.name]
         elif field.required:
-            what = f"[{field.name}] is missing" if not path else f'"{field.name}" is missing'
-            advice = f"it must be given ({allowed_values(field.type)})"
-            faults.append((f"{place}, {section_title(path)}: {what}", advice))
+            what = f'"{field.name}" is missing' if path else f"[{field.name}] is missing"
+            allowed = allowed_values(field.type)
+            problems.append(Problem((*path, field.name), what, allowed, "it has no default: give it"))
 
 
-def _check_field(
-    value: object, declared: object, path: tuple[str, ...], place: str, origins: Origins, faults: list[_Fault]
-) -> None:
-    section, list_section = section_type(declared), list_section_type(declared)
-    if section is not None and isinstance(value, Mapping):
-        _check_struct(value, section, path, place, origins, faults)
-        return
-    if list_section is not None and isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+def _check_field(value: object, field: msgspec.structs.FieldInfo, path: Path, problems: list[Problem]) -> bool:
+    """Whether there is something left of it."""
+    section, list_section = section_type(field.type), list_section_type(field.type)
+    if section is not None and isinstance(value, dict):
+        _check_struct(value, section, path, problems)
+        return True
+    if list_section is not None and isinstance(value, list) and all(isinstance(item, dict) for item in value):
         for index, item in enumerate(value):
-            _check_struct(item, list_section, (*path, process_label(item, index)), place, origins, faults)
-        return
+            _check_struct(item, list_section, (*path, process_label(item, index)), problems)
+        return True
     try:
         if isinstance(value, float) and not math.isfinite(value):
             raise msgspec.ValidationError("not finite")
-        msgspec.convert(value, declared)
+        msgspec.convert(value, field.type)
+        return True
     except msgspec.ValidationError:
-        where = origins.get(path, place)
-        cause = f"{where}, {section_title(path[:-1])}: {path[-1]} = {show_value(value)} is not allowed"
-        faults.append((cause, f"allowed is {allowed_values(declared)}"))
-
-
-def process_label(table: Mapping[str, object], index: int) -> str:
-    """How a `[[process]]` table is called in messages: by its name, or by its number from 1."""
-    name = table.get("name")
-    return f'"{name}"' if isinstance(name, str) else f"number {index + 1}"
+        got = f"{path[-1]} = {show_value(value)}"
+        problems.append(Problem(path, got, allowed_values(field.type), value_advice(value, field)))
+        return False

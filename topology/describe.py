@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from typing import Annotated, Literal, Union, get_args, get_origin
 
 import msgspec
+
+from .schema import Topology
 
 _WORDS = {str: "a string", bool: "true or false", int: "an integer", float: "a number"}
 
@@ -74,7 +77,50 @@ def _limits(metas: list[msgspec.Meta]) -> str:
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """`; did you mean X?` for the known name most like `name`, or a list of the known ones."""
-    known = list(known)
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
-    return f'did you mean "{close[0]}"?' if close else "known are " + ", ".join(known)
+    """`did you mean "X"?` for the known name most like `name`, empty if none is."""
+    spelled = name.lower().replace("-", "_").replace(" ", "_")
+    close = difflib.get_close_matches(spelled, list(known), n=1, cutoff=0.6)
+    return f'did you mean "{close[0]}"?' if close else ""
+
+
+def belongs_to(name: str) -> str:
+    """`it belongs to [scheduler]` for a field of another section, else empty."""
+    for section, declared in field_types(Topology).items():
+        struct = section_type(declared) or list_section_type(declared)
+        if struct is not None and name in field_types(struct):
+            return f"it belongs to [[{section}]]" if list_section_type(declared) else f"it belongs to [{section}]"
+    return ""
+
+
+def value_advice(value: object, field: msgspec.structs.FieldInfo) -> str:
+    """What to do about a value of the wrong type or outside the limits."""
+    inner = without_none(field.type)
+    if list_section_type(inner) is not None and isinstance(value, dict):
+        return f"write [[{field.name}]] for [{field.name}]"
+    if section_type(inner) is not None:
+        return f"write [{field.name}] above its fields, or {field.name} = {{ ... }}"
+    if isinstance(value, str):
+        choices = get_args(inner) if get_origin(inner) is Literal else ()
+        if choices:
+            return nearest(value, choices) or _NAMES_ELSEWHERE.get(value.lower(), "") or _leave_out(field)
+        if re.fullmatch(r"[+-]?[\d_.]+|true|false", value.strip()):
+            return f"write {value.strip()} without quotes"
+    if isinstance(value, float) and value.is_integer():
+        return f"write {value:.0f}"
+    if isinstance(value, int | float) and is_text(inner):
+        return f'write "{value}" in quotes'
+    return _leave_out(field)
+
+
+_NAMES_ELSEWHERE = {
+    "bf16": 'write "bfloat16"',
+    "fp32": 'write "float32"',
+    "f32": 'write "float32"',
+    "float": 'write "float32"',
+}
+
+
+def _leave_out(field: msgspec.structs.FieldInfo) -> str:
+    if isinstance(field.default, str | int | float) and not isinstance(field.default, bool):
+        return f"leave it out for the default, {field.default}"
+    return "correct it" if field.required else "correct it, or leave it out"

@@ -1,6 +1,6 @@
-"""What follows from a topology by arithmetic: the actors' names, the links between them, and the memory.
+"""What follows from a topology by arithmetic: the actors' names, the links between them, lengths and sizes of blocks.
 
-Sizes are in bytes, lengths in tokens. Data types are given as bytes an element: "auto" was resolved before.
+Sizes are in bytes, lengths in tokens.
 """
 
 from __future__ import annotations
@@ -8,12 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from ..checkpoints.shape import ModelShape
-from ..errors import NotEnoughMemory
-from .schema import Topology
-
-DEFAULT_MEMORY_SHARE = 0.25
-"""Of the memory that weights and activations leave free, for the KV pool on a CPU."""
-
+from .schema import NULL_DEVICE, ProcessSection, Topology
 
 # Actors
 
@@ -75,7 +70,7 @@ def mailbox_links(topology: Topology) -> tuple[MailboxLink, ...]:
     return tuple(links)
 
 
-# Memory
+# Lengths and sizes
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -93,131 +88,11 @@ def max_model_len_of(topology: Topology, shape: ModelShape) -> int:
     return topology.model.max_model_len or shape.max_position
 
 
-class MemoryLedger(msgspec.Struct, frozen=True):
-    """Where the memory goes. All sizes in bytes."""
-
-    weight_bytes: int
-    """Weights and tables of the loaded model: an estimate within 5 %."""
-    activation_bytes: int
-    """What the largest step holds beside weights and KV: an estimate, rounded up."""
-    kv_bytes: int
-    num_blocks: int
-    block_bytes: int
-    available_bytes: int
-    max_full_length_requests: int
-    """Requests of max_model_len tokens that fit at once."""
+def worker_process(topology: Topology) -> ProcessSection:
+    """The process that holds the worker."""
+    return next(p for p in topology.process if any(split_kind(actor)[0] == "worker" for actor in p.actors))
 
 
-def weight_bytes_of(topology: Topology, shape: ModelShape, dtype_bytes: int) -> int:
-    """What a loaded model holds, within 5 %: its parameters, the rotary table, and on a CPU a tied head once more.
-
-    dtype_bytes: bytes an element of the model's dtype. A CPU multiplies packed matrices only, so the head cannot share
-    the embedding. bfloat16 takes two bytes where the CPU has no arithmetic for it too (it is packed as float16); only
-    without AVX2 is it widened to four, which is not foreseen here. The table, cosines and sines of max_model_len
-    positions, is taken as float32, as it is but where the CPU multiplies bfloat16.
-    """
-    workers = (
-        process for process in topology.process if any(split_kind(actor)[0] == "worker" for actor in process.actors)
-    )
-    is_head_copied = shape.tie_word_embeddings and any(process.device == "cpu" for process in workers)
-    num_elements = shape.num_parameters + (shape.vocab_size * shape.hidden_size if is_head_copied else 0)
-    return num_elements * dtype_bytes + 4 * 2 * max_model_len_of(topology, shape) * shape.head_dim
-
-
-def activation_bytes_of(topology: Topology, shape: ModelShape) -> int:
-    """The largest step in float32: hidden states (input, residual, normalised, output), q/k/v, attention output and
-    the MLP's three for every token of the budget, and logits, processed logits and noise for every row."""
-    attention = (2 * shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    per_token = 4 * shape.hidden_size + attention + 3 * shape.intermediate_size
-    scheduler = topology.scheduler
-    return 4 * (scheduler.max_num_batched_tokens * per_token + 3 * scheduler.max_num_seqs * shape.vocab_size)
-
-
-def plan_memory(
-    topology: Topology,
-    shape: ModelShape,
-    available_bytes: int,
-    *,
-    dtype_bytes: int,
-    kv_dtype_bytes: int,
-) -> MemoryLedger:
-    """Share out `available_bytes`: weights and activations first, then the KV pool as `[kv_cache]` says.
-
-    Without a size in `[kv_cache]` the pool takes a quarter of what is free, but no more than max_num_seqs requests of
-    max_model_len can use, and no less than one of them needs. Raises NotEnoughMemory with all the numbers.
-    """
-    section = topology.kv_cache
-    max_model_len = max_model_len_of(topology, shape)
-    weight_bytes = weight_bytes_of(topology, shape, dtype_bytes)
-    activation_bytes = activation_bytes_of(topology, shape)
-    block_bytes = block_bytes_of(shape, section.block_size, kv_dtype_bytes)
-    request_blocks = blocks_for(max_model_len, section.block_size)
-    free_bytes = available_bytes - weight_bytes - activation_bytes
-    free_blocks = max(free_bytes, 0) // block_bytes
-    if section.num_blocks is not None:
-        num_blocks = section.num_blocks
-    elif section.memory_bytes is not None:
-        num_blocks = section.memory_bytes // block_bytes
-    elif section.memory_share is not None:
-        num_blocks = int(free_blocks * section.memory_share)
-    else:
-        num_blocks = min(int(free_blocks * DEFAULT_MEMORY_SHARE), request_blocks * topology.scheduler.max_num_seqs)
-        num_blocks = max(num_blocks, request_blocks)
-    ledger = MemoryLedger(
-        weight_bytes=weight_bytes,
-        activation_bytes=activation_bytes,
-        kv_bytes=num_blocks * block_bytes,
-        num_blocks=num_blocks,
-        block_bytes=block_bytes,
-        available_bytes=available_bytes,
-        max_full_length_requests=num_blocks // request_blocks,
-    )
-    _check_ledger(ledger, topology, max_model_len, request_blocks, free_blocks)
-    return ledger
-
-
-def render_bytes(num_bytes: int) -> str:
-    """`734.4 MiB`; exact under 1 KiB."""
-    if abs(num_bytes) < 1024:
-        return f"{num_bytes} B"
-    size = num_bytes / 1024
-    for unit in ("KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{size:,.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TiB"
-
-
-def _check_ledger(
-    ledger: MemoryLedger, topology: Topology, max_model_len: int, request_blocks: int, free_blocks: int
-) -> None:
-    section = topology.kv_cache
-    numbers = (
-        f"weights {render_bytes(ledger.weight_bytes)} + activations {render_bytes(ledger.activation_bytes)} + "
-        f"KV {render_bytes(ledger.kv_bytes)} ({ledger.num_blocks:,} blocks of {render_bytes(ledger.block_bytes)}), "
-        f"available {render_bytes(ledger.available_bytes)}"
-    )
-    if free_blocks == 0:
-        raise NotEnoughMemory(
-            f"the model does not fit: {numbers}",
-            advice="use a smaller model or dtype, or lower [scheduler] max_num_batched_tokens or max_num_seqs",
-        )
-    fitting = min(free_blocks, ledger.num_blocks) * section.block_size
-    if ledger.num_blocks > free_blocks:
-        if section.num_blocks is not None:
-            advice = f"lower [kv_cache] num_blocks to {free_blocks:,} or less"
-        elif section.memory_bytes is not None:
-            advice = f"lower [kv_cache] memory_bytes to {free_blocks * ledger.block_bytes:,} or less"
-        else:
-            advice = f"lower [model] max_model_len to {fitting:,} or less"
-        raise NotEnoughMemory(f"the KV pool does not fit: {numbers}", advice=advice)
-    if ledger.num_blocks < request_blocks:
-        raise NotEnoughMemory(
-            f"the KV pool holds {fitting:,} tokens, one request of max_model_len {max_model_len:,} needs "
-            f"{request_blocks:,} blocks ({render_bytes(request_blocks * ledger.block_bytes)}): {numbers}",
-            advice=(
-                f"lower [model] max_model_len to {fitting:,} or less, or give the pool more"
-                if fitting
-                else "raise [kv_cache] num_blocks, memory_bytes or memory_share"
-            ),
-        )
+def has_null_device(topology: Topology) -> bool:
+    """Whether the worker computes no model, so that there is none to hold."""
+    return any(process.device == NULL_DEVICE for process in topology.process)

@@ -15,6 +15,8 @@ Share = Annotated[float, Meta(gt=0.0, lt=1.0)]
 Seconds = Annotated[float, Meta(ge=0.0)]
 
 ACTOR_KINDS = ("frontend", "tokenizer", "scheduler", "worker", "grammar", "proposer")
+NULL_DEVICE = "null"
+"""A worker's device that computes no model."""
 
 
 class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,7 +148,7 @@ class ProcessSection(Struct, frozen=True, forbid_unknown_fields=True):
     actors: tuple[str, ...]
     """Actor kinds in this process; `frontend*2` starts two. static"""
     device: str = "cpu"
-    """Of the worker in it: `cpu` or `cuda[:N]`. static"""
+    """Of the worker in it: `cpu`, `cuda[:N]`, or `null`: no model, tokens from a hash of the request. static"""
     tensor_parallel: Positive = 1
     """Ranks that share each layer. static"""
     pipeline_parallel: Positive = 1

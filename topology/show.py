@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from ..checkpoints.shape import ModelShape
 from .boards import plan_boards
-from .plan import MemoryLedger, expand_actors, mailbox_links, max_model_len_of, render_bytes, split_kind
-from .schema import ProcessSection, Topology
+from .memory import MemoryLedger
+from .plan import expand_actors, kind_of, mailbox_links, max_model_len_of, split_kind
+from .render import render_bytes
+from .schema import ProcessSection, RestartPolicy, Topology
+
+WIDTH = 100
+"""Columns, at most."""
+_BOX = 62
+"""Columns of a process's box, unless its title or an actor needs more."""
+_BAR = 24
+_ASCII = str.maketrans("┌┐└┘├┤─│▼▲⇄→█░…", "++++++-|v^=>#..")
 
 
 def render_topology(topology: Topology, shape: ModelShape | None = None, ledger: MemoryLedger | None = None) -> str:
@@ -13,89 +24,129 @@ def render_topology(topology: Topology, shape: ModelShape | None = None, ledger:
     parts = [
         _render_model(topology, shape),
         _render_processes(topology),
-        _render_links(topology),
+        _render_mailboxes(topology),
         _render_boards(topology, shape),
     ]
     if ledger is not None:
-        parts.append(_render_ledger(topology, ledger))
+        parts.append(render_ledger(topology, ledger))
     return "\n\n".join(parts) + "\n"
+
+
+def as_ascii(drawing: str) -> str:
+    """The drawing for a terminal or a pipe that takes no other characters."""
+    return drawing.translate(_ASCII).encode("ascii", "backslashreplace").decode()
+
+
+def render_ledger(topology: Topology, ledger: MemoryLedger) -> str:
+    """Where the memory goes, and what the KV pool holds."""
+    rows = [
+        ("weights", ledger.weight_bytes, "with the rotary table, as they are packed"),
+        ("KV cache", ledger.kv_bytes, f"{ledger.num_blocks:,} blocks of {render_bytes(ledger.block_bytes)}"),
+        ("activations", ledger.activation_bytes, "of the largest step"),
+        ("graphs", ledger.graph_bytes, "none on a CPU" if ledger.graph_bytes == 0 else ""),
+        ("boards", ledger.board_bytes, "call and result"),
+        ("runtime", ledger.runtime_bytes, f"{len(topology.process) + 1} processes: interpreters, torch, allocators"),
+        ("left free", ledger.available_bytes - ledger.used_bytes, ""),
+        ("available", ledger.available_bytes, ""),
+    ]
+    lines = ["memory"]
+    for name, size, note in rows:
+        filled = min(_BAR, round(_BAR * max(size, 0) / max(ledger.available_bytes, 1)))
+        bar = "█" * filled + "░" * (_BAR - filled)
+        lines.append(f"  {name:<11}  {render_bytes(size):>10}  {bar}  {note}".rstrip())
+    num_tokens = ledger.num_blocks * topology.kv_cache.block_size
+    lines.append(
+        f"  the KV cache holds {num_tokens:,} tokens, "
+        f"{ledger.max_full_length_requests:,} request{'s' if ledger.max_full_length_requests != 1 else ''} "
+        f"of full length at once"
+    )
+    return "\n".join(lines)
 
 
 def _render_model(topology: Topology, shape: ModelShape | None) -> str:
     model = topology.model
     length = max_model_len_of(topology, shape) if shape is not None else model.max_model_len
+    kv_dtype = f"as dtype, {model.dtype}" if model.kv_dtype == "auto" else model.kv_dtype
     lines = [
         f"model   {model.source}",
-        f"        dtype {model.dtype}, KV {model.kv_dtype}, "
-        f"max_model_len {f'{length:,}' if length is not None else 'of the model'}",
-        f"serves  http://{topology.server.host}:{topology.server.port}",
+        f"        dtype {model.dtype}, KV {kv_dtype}, max_model_len {f'{length:,}' if length else 'of the model'}",
+        f"serves  http://{_host(topology.server.host)}:{topology.server.port or 'any free port'}",
     ]
     if shape is not None:
         lines[1:1] = [
             f"        {shape.architecture}, {shape.num_layers} layers, {shape.num_heads} heads, "
             f"{shape.num_kv_heads} KV heads, {shape.num_parameters:,} parameters"
         ]
-    return "\n".join(lines)
+    return "\n".join(line if len(line) <= WIDTH else line[: WIDTH - 1] + "…" for line in lines)
+
+
+def _host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _render_processes(topology: Topology) -> str:
+    """One box a process, under the supervisor that starts and watches them."""
     actors = expand_actors(topology)
     lines = ["supervisor"]
-    for i, process in enumerate(topology.process):
-        is_last = i == len(topology.process) - 1
-        lines.append(f"{'└' if is_last else '├'}── process {process.name}{_placement(process)}")
-        stem = "    " if is_last else "│   "
-        names = actors[process.name]
-        lines += [f"{stem}{'└' if j == len(names) - 1 else '├'}── {name}" for j, name in enumerate(names)]
+    for index, process in enumerate(topology.process):
+        is_last = index == len(topology.process) - 1
+        title = f"─ process {process.name}{_placement(process)} "
+        width = max(_BOX, len(title) + 1, *(len(actor) + 2 for actor in actors[process.name]))
+        content = textwrap.wrap("   ".join(actors[process.name]), width - 2, break_on_hyphens=False)
+        stem, joint = ("  ", "└─") if is_last else ("│ ", "├─")
+        lines += [
+            "│",
+            f"{joint}┌{title.ljust(width, '─')}┐",
+            *(f"{stem}│ {line.ljust(width - 2)} │" for line in content),
+            f"{stem}└{'─' * width}┘",
+        ]
     return "\n".join(lines)
 
 
 def _placement(process: ProcessSection) -> str:
-    kinds = {split_kind(actor)[0] for actor in process.actors}
-    if "worker" not in kinds:
-        return ""
-    threads = f", {process.threads} threads" if process.threads is not None else ""
-    restart = ""
-    if kinds == {"worker"}:
-        restart = f", {process.restart.max} restarts within {process.restart.within_s:g} s"
-    return f"  ({process.device}{threads}{restart})"
+    words = []
+    if any(split_kind(actor)[0] == "worker" for actor in process.actors):
+        words.append(process.device)
+        if process.threads is not None:
+            words.append(f"{process.threads} threads")
+    restart = process.restart
+    if restart != RestartPolicy():
+        words.append(f"at most {restart.max} restarts within {restart.within_s:g} s")
+    return f" ({', '.join(words)})" if words else ""
 
 
-def _render_links(topology: Topology) -> str:
+def _render_mailboxes(topology: Topology) -> str:
+    """Links that differ only in the number of their actors stand in one line."""
+    receivers: dict[tuple[str, str, bool], list[str]] = {}
+    for link in mailbox_links(topology):
+        if (kind_of(link.sender), kind_of(link.receiver)) in (("frontend", "tokenizer"), ("tokenizer", "scheduler")):
+            receivers.setdefault((link.sender, kind_of(link.receiver), link.is_local), []).append(link.receiver)
+    senders: dict[tuple[tuple[str, ...], bool], list[str]] = {}
+    for (sender, _, is_local), names in receivers.items():
+        senders.setdefault((tuple(names), is_local), []).append(sender)
+    rows = [
+        (", ".join(left), ", ".join(names), "by reference" if is_local else "ZMQ ipc")
+        for (names, is_local), left in senders.items()
+    ]
+    left_width, right_width = (min(max(len(row[side]) for row in rows), 36) for side in (0, 1))
     lines = ["mailboxes"]
-    links = mailbox_links(topology)
-    width = max((len(link.sender) for link in links), default=0)
-    target = max((len(link.receiver) for link in links), default=0)
-    for link in links:
-        transport = "by reference" if link.is_local else "ZMQ ipc"
-        lines.append(f"  {link.sender:<{width}} → {link.receiver:<{target}}  {transport}")
+    for left, right, transport in rows:
+        left_lines, right_lines = textwrap.wrap(left, left_width), textwrap.wrap(right, right_width)
+        height = max(len(left_lines), len(right_lines))
+        for number in range(height):
+            a = left_lines[number] if number < len(left_lines) else ""
+            b = right_lines[number] if number < len(right_lines) else ""
+            middle, end = ("⇄", transport) if number == 0 else (" ", "")
+            lines.append(f"  {a:<{left_width}} {middle} {b:<{right_width}}  {end}".rstrip())
     return "\n".join(lines)
 
 
 def _render_boards(topology: Topology, shape: ModelShape | None) -> str:
     length = max_model_len_of(topology, shape) if shape is not None else topology.model.max_model_len
     call, result = plan_boards(topology, length or 1, epoch=0)
-    lines = [f"boards (pipeline depth {topology.scheduler.pipeline_depth})"]
-    for board, direction in ((call, "scheduler → worker"), (result, "worker → scheduler")):
+    depth = topology.scheduler.pipeline_depth
+    lines = [f"boards (shared memory; pipeline depth {depth}: {depth} step{'s' if depth > 1 else ''} in flight)"]
+    for board, direction in ((call, "scheduler → worker   step plans"), (result, "worker → scheduler   results   ")):
         size = f" of {render_bytes(board.slot_bytes)}" if length is not None else ""
         lines.append(f"  {board.name:<6}  {direction}  {board.num_slots} slots{size}")
     return "\n".join(lines)
-
-
-def _render_ledger(topology: Topology, ledger: MemoryLedger) -> str:
-    rest = ledger.available_bytes - ledger.weight_bytes - ledger.activation_bytes - ledger.kv_bytes
-    rows = (
-        ("weights", ledger.weight_bytes, ""),
-        ("activations", ledger.activation_bytes, ""),
-        (
-            "KV cache",
-            ledger.kv_bytes,
-            f"{ledger.num_blocks:,} blocks of {render_bytes(ledger.block_bytes)}, "
-            f"{ledger.num_blocks * topology.kv_cache.block_size:,} tokens, "
-            f"{ledger.max_full_length_requests:,} requests of full length",
-        ),
-        ("left free", rest, ""),
-        ("available", ledger.available_bytes, ""),
-    )
-    lines = (f"  {name:<11}  {render_bytes(size):>10}  {note}".rstrip() for name, size, note in rows)
-    return "\n".join(["memory", *lines])

@@ -6,8 +6,7 @@ names of blocks (their number counts), absolute runs, steps and epochs (their di
 
 from __future__ import annotations
 
-import copy
-import itertools
+import codecs
 from array import array
 from collections import deque
 from enum import Enum
@@ -27,7 +26,7 @@ from callboard.tests.actors.delivery_world import World
 from callboard.text import Tokenizer
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
-_NO_BEHAVIOUR = {"faults", "_tokenizer", "_encoder"}
+_NO_BEHAVIOUR = {"faults", "_tokenizer", "_encoder", "_progress"}
 _encode = msgspec.msgpack.Encoder().encode
 _plans = msgspec.msgpack.Decoder(StepPlan)
 _results = msgspec.msgpack.Decoder(StepResult)
@@ -41,7 +40,7 @@ def fingerprint(world: World) -> int:
         actor = place.actor
         state.append((place.name, freezer.freeze(actor), freezer.freeze(place.control)))
     state.append(tuple((ends, freezer.freeze(wire)) for ends, wire in world.wires.items()))
-    state.append(tuple((death.name, tuple(sorted(death.waited_for))) for death in world.deaths))
+    state.append(tuple((death.name, tuple(sorted(death.waited_for)), death.suspects) for death in world.deaths))
     state.append(freezer.freeze(world.call_board))
     state.append(freezer.freeze(world.result_board))
     state.append(tuple(freezer.reader(reader) for reader in world.readers))
@@ -73,8 +72,8 @@ class _Freezer:
             return tuple(sorted(value))
         if isinstance(value, np.ndarray | array):
             return value.tobytes()
-        if isinstance(value, itertools.cycle):
-            return next(copy.copy(value))
+        if isinstance(value, codecs.IncrementalDecoder):
+            return value.getstate()
         if not type(value).__module__.startswith("callboard") or isinstance(value, Tokenizer):
             return None
         if id(value) in self.visited:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import cache
 from typing import Any, Generic
@@ -133,6 +134,18 @@ class Wire(Generic[M]):
         """The sender died with the last `count` messages still in its process."""
         for _ in range(min(count, len(self.messages))):
             self.messages.pop()
+
+
+class Turn(Iterator[str]):
+    """`itertools.cycle` with a place that can be seen."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+        self._index = -1
+
+    def __next__(self) -> str:
+        self._index = (self._index + 1) % len(self._names)
+        return self._names[self._index]
 
 
 _STARTED_NS = time.monotonic_ns()

@@ -26,18 +26,20 @@ from callboard.actors.tokenizer import TokenizerActor, TokenizerInbound
 from callboard.errors import Overloaded
 from callboard.mailbox import Inbox
 from callboard.mailbox.messages.admission import Admit, TokenizerToScheduler
-from callboard.mailbox.messages.requests import Abort, TextPrompt, TokenizerToFrontend
+from callboard.mailbox.messages.requests import TextPrompt, TokenizerToFrontend
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.scheduling import Scheduler
 from callboard.scheduling.limits import SchedulerLimits
-from callboard.shm_queue.progress import LINE_WORDS, ProgressLine
 from callboard.scheduling.request import RequestKey
 from callboard.scheduling.statistics import SchedulerStatistics
+from callboard.shm_queue import mark_of
+from callboard.shm_queue.progress import LINE_WORDS, ProgressLine
 from callboard.tests.actors.delivery_checks import check_no_orphans, sender_maps
 from callboard.tests.actors.delivery_parts import (
     TOKEN_BYTES,
     Clock,
     Threads,
+    Turn,
     Wire,
     make_tokenizer,
 )
@@ -62,18 +64,18 @@ class Place:
 
 
 class Death:
-    """One that the frontends have not been told of."""
+    """One that the frontends have not been told of. `suspects`: marks of the requests that the actor had in hand."""
 
-    def __init__(self, name: str, waited_for: set[str]) -> None:
-        self.name, self.waited_for = name, waited_for
+    def __init__(self, name: str, waited_for: set[str], suspects: tuple[int, ...]) -> None:
+        self.name, self.waited_for, self.suspects = name, waited_for, suspects
 
 
 class World:
     """One engine. `limits` bound its scheduler, `capacity` each socket and each inbox (messages).
 
     `num_deaths`, `num_aborts`, `num_stumbles`: how often somebody may die, a request be ended by its client or its
-    frontend, and a step raise for no reason that lasts. With `turns_by_itself` the event loop comes to rest after every act, and
-    a message that arrives is handled at once.
+    frontend, and a step raise for no reason that lasts. With `turns_by_itself` the event loop comes to rest after every
+    act, and a message that arrives is handled at once.
     """
 
     def __init__(
@@ -165,7 +167,7 @@ class World:
             self._connect_worker()
 
     def _make_frontend(self, name: str, senders: dict[str, Sender[Any]], faults: Faults) -> Frontend:
-        return Frontend(
+        frontend = Frontend(
             name,
             Inbox(TokenizerToFrontend, self.capacity, 1 << 20),
             senders,
@@ -173,10 +175,14 @@ class World:
             model_name="fake",
             max_model_len=self.limits.max_model_len,
             vocab_size=len(TOKEN_BYTES),
+            max_live_requests=1000,
             scheduler=SCHEDULER,
             read_health=lambda: Health(True, True, ""),
             read_statistics=self._read_statistics,
+            read_startup=list,
         )
+        frontend._turn = Turn(self.tokenizers)  # type: ignore[assignment]
+        return frontend
 
     def _read_statistics(self) -> SchedulerStatistics:
         """Of now; the zeros of a page that nobody has written while there is no scheduler."""
@@ -190,6 +196,7 @@ class World:
             make_tokenizer(),
             {SCHEDULER: senders.pop(SCHEDULER)},
             senders,
+            ProgressLine(np.zeros(LINE_WORDS, np.uint64)),
             faults,
             max_model_len=self.limits.max_model_len,
             max_encodings=4,
@@ -244,7 +251,7 @@ class World:
             for reader in self.readers:
                 if reader.frontend is actor:
                     reader.is_lost = True
-        self._tell_of_death(name)
+        self._tell_of_death(name, self._in_hand(actor))
 
     def _end(self, actor: Any) -> None:
         """What a process takes with it."""
@@ -252,7 +259,12 @@ class World:
         if isinstance(actor, SchedulerActor):
             actor.close()
 
-    def _tell_of_death(self, name: str) -> None:
+    def _in_hand(self, actor: Any) -> tuple[int, ...]:
+        """The request whose prompt a tokenizer encoded when it died."""
+        waiting = actor._threads.waiting if isinstance(actor, TokenizerActor) else ()
+        return tuple(mark_of(args[0].generate.request_id) for _, _, args in list(waiting)[:1])
+
+    def _tell_of_death(self, name: str, suspects: tuple[int, ...]) -> None:
         others = [other for other in self.neighbours(name) if self.places[other].actor is not None]
         for other in self.neighbours(name):
             if other not in others:  # dead as well: its successor starts with these
@@ -265,7 +277,7 @@ class World:
             self.places[other].control.append(("gone", name, old, inward, outward))
         for death in self.deaths:
             death.waited_for.discard(name)
-        self.deaths.append(Death(name, set(others)))
+        self.deaths.append(Death(name, set(others), suspects))
         self._settle_deaths()
 
     def follow(self, name: str) -> None:
@@ -283,8 +295,8 @@ class World:
                 self._sender(actor, other).replace(outward)
                 actor.gone(other)
                 self._part(name, other)
-            case ("settled", actors):
-                actor.settled(actors)
+            case ("settled", actors, suspects):
+                actor.settled(actors, suspects, has_served=True)
             case ("attach", epoch, call_board, result_board):
                 actor.attach(epoch, call_board, result_board)
             case ("worker_gone",):
@@ -331,7 +343,7 @@ class World:
                 self.deaths.remove(death)
                 for name in self.frontends:
                     if self.places[name].actor is not None:
-                        self.places[name].control.append(("settled", (death.name,)))
+                        self.places[name].control.append(("settled", (death.name,), death.suspects))
 
     def is_parted(self, death: Death) -> bool:
         return not death.waited_for
@@ -511,5 +523,3 @@ class World:
             patch.stop()
         for actor in self.living(*self.frontends, *self.tokenizers, SCHEDULER):
             actor.close()
-
-

@@ -145,7 +145,9 @@ def atomic_the_terminal_event_comes_by_itself(patch: pytest.MonkeyPatch) -> None
             sender = self._frontends[frontend]
             ends = msgspec.structs.replace(
                 deltas,
-                positions=[position + len(ids) for position, ids in zip(deltas.positions, deltas.token_ids, strict=True)],
+                positions=[
+                    position + len(ids) for position, ids in zip(deltas.positions, deltas.token_ids, strict=True)
+                ],
                 token_ids=[[] for _ in deltas.token_ids],
                 texts=["" for _ in deltas.texts],
                 logprobs={},

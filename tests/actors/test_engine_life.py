@@ -50,7 +50,7 @@ def descriptors(pid: int | str = "self") -> dict[str, int]:
 
 
 def pids(supervisor: Supervisor) -> dict[str, int]:
-    return {name: child.pid for name, child in supervisor._children.items()}
+    return {name: child.pid for name, child in supervisor._crew.children.items()}
 
 
 def states_of_children() -> list[str]:
@@ -79,7 +79,7 @@ def text_of(answer: dict[str, object]) -> str:
 
 async def restarted(supervisor: Supervisor, name: str, incarnation: int) -> None:
     """Wait until this incarnation is ready."""
-    while (child := supervisor._children[name]).incarnation < incarnation or not child.is_ready:
+    while (child := supervisor._crew.children[name]).incarnation < incarnation or not child.is_ready:
         supervisor._changed.clear()
         await supervisor._changed.wait()
 
@@ -175,7 +175,7 @@ def test_a_process_that_hangs_does_not_keep_the_engine(tiny_llama_dir: Path, mon
     monkeypatch.setattr("callboard.actors.supervisor._STOP_TIMEOUT_S", 0.2)
 
     async def act(supervisor: Supervisor, session: aiohttp.ClientSession) -> None:
-        for child in supervisor._children.values():
+        for child in supervisor._crew.children.values():
             os.kill(child.pid, signal.SIGSTOP)
         supervisor.request_stop()  # with 30 s to drain; the second request, by `serve`, takes them away
 
@@ -220,7 +220,7 @@ def test_a_fault_of_the_supervisor_itself_is_raised_and_leaves_nothing(tiny_llam
         def broken(child: object) -> None:
             raise RuntimeError("broken restart")
 
-        supervisor._restart_worker = broken  # type: ignore[method-assign]
+        supervisor._replace = broken  # type: ignore[method-assign]
         os.kill(pids(supervisor)["worker"], signal.SIGKILL)
         await supervisor._faults._happened.wait()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ from callboard.mailbox.messages.requests import (
 )
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.scheduling.statistics import SchedulerStatistics
+from callboard.shm_queue import mark_of
 
 END = Finish("stop", Usage(1, 3, 0))
 
@@ -51,9 +53,11 @@ class Rig:
             model_name="m",
             max_model_len=100,
             vocab_size=10,
+            max_live_requests=1000,
             scheduler="scheduler",
             read_health=lambda: Health(True, True, ""),
             read_statistics=lambda: self.statistics,
+            read_startup=list,
         )
 
     @property
@@ -77,10 +81,10 @@ class Rig:
         finishes = {} if finish is None else {0: finish}
         self.frontend.handle(TextDeltas([name], [choice], [attempt], [position], [ids], [text], finishes, **more))
 
-    def die(self, *actors: str) -> None:
+    def die(self, *actors: str, suspects: Sequence[int] = (), has_served: bool = True) -> None:
         for actor in actors:
             self.frontend.gone(actor)
-        self.frontend.settled(actors)
+        self.frontend.settled(actors, suspects, has_served=has_served)
 
     def sent(self, tokenizer: int = 0) -> list[Any]:
         return self.tokenizers[f"tokenizer.{tokenizer}"].receive_all_nowait()
@@ -194,12 +198,37 @@ async def test_closing_behind_the_end_or_behind_the_frontend_sends_nothing() -> 
     live.close()
 
 
-async def test_a_full_tokenizer_is_a_429_and_nothing_is_kept() -> None:
+async def test_behind_a_full_mailbox_a_few_requests_wait_and_then_it_is_a_429() -> None:
+    """A mailbox is full, too, between the death of its tokenizer and the word of it: what waits then is resumed."""
     rig = Rig(capacity=1)
-    rig.submit("a")
+    for index in range(1 + 64):
+        rig.submit(str(index))
     with pytest.raises(Overloaded) as caught:
-        rig.submit("b")
-    assert caught.value.retry_after_s == 1 and rig.frontend.num_live_requests() == 1
+        rig.submit("one more")
+    assert caught.value.retry_after_s == 1 and rig.frontend.num_live_requests() == 65
+    rig.die("tokenizer.0")
+    assert all(rig.frontend._live[str(index)].attempt == 2 for index in range(65))
+
+
+async def test_requests_go_to_tokenizers_in_turn_past_one_that_is_full() -> None:
+    rig = Rig(capacity=2, num_tokenizers=2)
+    for index in range(4):
+        rig.submit(str(index))
+    assert [m.request_id for m in rig.sent(0)] == ["0", "2"] and [m.request_id for m in rig.sent(1)] == ["1", "3"]
+    for index in range(4, 9):
+        rig.submit(str(index))
+        if index == 7:
+            rig.sent(1)  # it makes room, the other one stays full and keeps a message from here on
+    assert "8" not in [m.request_id for m in rig.sent(0)]
+
+
+async def test_a_frontend_holds_so_many_requests_and_no_more() -> None:
+    rig = Rig(capacity=2000)
+    for index in range(1000):
+        rig.submit(str(index))
+    with pytest.raises(Overloaded, match="holds 1,000 requests, as many as may") as caught:
+        rig.submit("one more")
+    assert caught.value.code == "queue_full"
 
 
 async def test_a_drain_waits_for_the_live_and_refuses_the_new() -> None:
@@ -403,6 +432,33 @@ async def test_the_third_resume_without_a_token_ends_the_request() -> None:
     assert (await anext(other)).text == "a"
     with pytest.raises(EngineFailure):
         await anext(other)
+
+
+async def test_a_tokenizers_death_counts_for_the_request_that_it_had_in_hand() -> None:
+    rig = Rig()
+    stream, other = rig.submit(), rig.submit("other")
+    rig.sent()
+    for attempt in (2, 3):
+        rig.die("tokenizer.0", suspects=[mark_of("r")])
+        assert [message.generate.attempt for message in rig.sent()] == [attempt] * 2
+    rig.die("tokenizer.0")
+    assert [message.generate.attempt for message in rig.sent()] == [4] * 2
+    rig.die("tokenizer.0", suspects=[mark_of("r")])
+    abort, resume = rig.sent()
+    assert (abort.request_id, resume.generate.request_id, resume.generate.attempt) == ("r", "other", 5)
+    with pytest.raises(EngineFailure, match="died 3 times"):
+        await anext(stream)
+    other.close()
+
+
+async def test_the_death_of_a_scheduler_that_was_never_ready_counts_for_nobody() -> None:
+    rig = Rig()
+    stream = rig.submit()
+    rig.sent()
+    for attempt in range(2, 10):
+        rig.die("scheduler", has_served=False)
+        assert rig.resumed().generate.attempt == attempt
+    stream.close()
 
 
 async def test_a_closed_stream_is_not_resumed_and_its_abort_goes_to_the_successor() -> None:

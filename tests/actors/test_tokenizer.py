@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from callboard.actors.faults import Faults
@@ -31,6 +32,7 @@ from callboard.mailbox.messages.requests import (
     Usage,
 )
 from callboard.mailbox.messages.sampling import SamplingParams
+from callboard.shm_queue.progress import LINE_WORDS, ProgressLine, mark_of
 from callboard.tests.actors.delivery_world import Threads, make_tokenizer
 from callboard.text import ChatTemplate
 
@@ -44,12 +46,14 @@ class Rig:
         self.to_scheduler: Inbox[Any] = Inbox(TokenizerToScheduler, capacity, 1 << 20)
         self.to_frontend: Inbox[Any] = Inbox(TokenizerToFrontend, capacity, 1 << 20)
         self.faults = Faults()
+        self.line = ProgressLine(np.zeros(LINE_WORDS, np.uint64))
         self.actor = TokenizerActor(
             "tokenizer",
             Inbox(TokenizerInbound, 8, 1 << 20),
             make_tokenizer(),
             {"scheduler": Sender(LocalOutbox(self.to_scheduler), self.faults)},
             {"frontend": Sender(LocalOutbox(self.to_frontend), self.faults)},
+            self.line,
             self.faults,
             max_model_len=10,
             max_encodings=max_encodings,
@@ -543,3 +547,14 @@ async def test_unsent_rows_do_not_change_the_lists_that_they_came_in() -> None:
         rig.tokens(position, ids[position], logprobs={0: [TokenLogprobs(1, -1.0, [], [])]})
     deltas = rig.answer()
     assert (deltas.token_ids, len(deltas.logprobs[0]), ids) == ([[1, 2]], 2, [[1], [2]])
+
+
+async def test_the_progress_line_names_the_request_whose_prompt_is_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    seen = []
+    monkeypatch.setattr(rig.actor._encoder, "encode", lambda generate: seen.append(rig.line.working_on))
+    rig.generate("r")
+    with pytest.raises(TypeError):  # what the planted encoder gives is no answer
+        rig.actor._prepare(rig.actor._encoding["r"])
+    assert seen == [mark_of("r")] and rig.line.working_on == 0
+    rig.actor.close()

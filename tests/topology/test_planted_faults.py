@@ -91,10 +91,9 @@ IN_THE_WHOLE = [
     ('source = "org/name"', 'source = ""', ["[model]", 'source = ""', "not empty"]),
     ("threads = 2", "tensor_parallel = 2", ['[[process]] "worker"', "tensor_parallel = 2", "only 1"]),
     ("threads = 2", "pipeline_parallel = 3", ["pipeline_parallel = 3", "only 1, more is not supported yet"]),
-    ("threads = 2", "device = 'cuda:0'", ['device = "cuda:0"', 'only "cpu", others are not supported yet']),
+    ("threads = 2", "device = 'cuda:0'", ['device = "cuda:0"', 'only "cpu" and "null", others are not supported yet']),
     ("threads = 2", "device = 'gpu'", ['device = "gpu"', '"cuda:N"']),
     ('name = "control"', 'name = "control"\nthreads = 3', ['"control"', "threads = 3", "worker's process"]),
-    ('name = "control"', 'name = "control"\nrestart = {max = 9}', ['"control"', "restart", "nothing but a worker"]),
     (
         "max_num_batched_tokens = 256",
         "max_num_batched_tokens = 7",

@@ -1,0 +1,134 @@
+"""A child process in which the request with a marked seed or text raises, at one place for each mark.
+
+Started as a supervisor's child; the places stand in `PLACES`, in the order of the marks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from callboard.cli.child import main
+
+FIRST_SEED = 9_000_001
+PLACES = (
+    "parse",
+    "encode",
+    "template",
+    "forward",
+    "sample",
+    "logprobs",
+    "detokenize",
+    "stop strings",
+    "describe",
+    "format",
+)
+"""Where the request with seed FIRST_SEED + i raises."""
+PLANTED_LENGTH = 7
+"""Tokens of the one answer whose formatting raises."""
+
+
+def seed_of(place: str) -> int:
+    return FIRST_SEED + PLACES.index(place)
+
+
+def fail(place: str) -> None:
+    raise RuntimeError(f"planted in {place}")
+
+
+def plant_in_text() -> None:
+    from callboard.actors import tokenizer as actor
+    from callboard.actors.text_state import TextState
+    from callboard.text import ChatTemplate, StopStrings
+
+    encode, push, describe = actor.TokenizerActor._encode, TextState.push, TextState.describe
+    stop_push, render = StopStrings.push, ChatTemplate.render
+
+    def faulty_encode(self: Any, generate: Any) -> Any:
+        if generate.sampling.seed == seed_of("encode"):
+            fail("encode")
+        return encode(self, generate)
+
+    def faulty_push(self: Any, token_ids: Any, finish: Any) -> Any:
+        if self.generate.sampling.seed == seed_of("detokenize") and self.num_tokens >= 3:
+            fail("detokenize")
+        return push(self, token_ids, finish)
+
+    def faulty_describe(self: Any, logprobs: Any) -> Any:
+        if self.generate.sampling.seed == seed_of("describe"):
+            fail("describe")
+        return describe(self, logprobs)
+
+    def faulty_stop_push(self: Any, text: str) -> Any:
+        if "planted in stop strings" in self._stops:
+            fail("stop strings")
+        return stop_push(self, text)
+
+    def faulty_render(self: Any, messages: Any) -> str:
+        if "planted in template" in (messages[0].content or ""):
+            fail("template")
+        return render(self, messages)
+
+    actor.TokenizerActor._encode = faulty_encode  # type: ignore[method-assign]
+    TextState.push = faulty_push  # type: ignore[method-assign]
+    TextState.describe = faulty_describe  # type: ignore[method-assign]
+    StopStrings.push = faulty_stop_push  # type: ignore[method-assign]
+    ChatTemplate.render = faulty_render  # type: ignore[method-assign]
+
+
+def plant_in_server() -> None:
+    from callboard.server import answer_format
+    from callboard.server.generation import GenerationHandlers
+
+    parse, usage_object = GenerationHandlers._parse_completion, answer_format.usage_object
+
+    def faulty_parse(self: Any, body: Any) -> Any:
+        request = parse(self, body)
+        if request.sampling.seed == seed_of("parse"):
+            fail("parse")
+        return request
+
+    def faulty_usage(*finishes: Any) -> Any:
+        usage = usage_object(*finishes)
+        if usage.completion_tokens == PLANTED_LENGTH:
+            fail("format")
+        return usage
+
+    GenerationHandlers._parse_completion = faulty_parse  # type: ignore[method-assign]
+    answer_format.usage_object = faulty_usage
+
+
+def plant_in_worker() -> None:
+    import numpy as np
+
+    from callboard.execution.runner import ModelRunner
+
+    forward, batch, logprobs = ModelRunner._forward, ModelRunner._sampling_batch, ModelRunner._logprobs
+
+    def has(self: ModelRunner, rows: Any, place: str) -> bool:
+        return bool((self.batch.sampling.seed[rows] == np.uint64(seed_of(place))).any())
+
+    def faulty_forward(self: ModelRunner, inputs: Any) -> Any:
+        if has(self, inputs.rows, "forward"):
+            fail("forward")
+        return forward(self, inputs)
+
+    def faulty_batch(self: ModelRunner, inputs: Any) -> Any:
+        if has(self, inputs.sample_rows, "sample"):
+            fail("sample")
+        return batch(self, inputs)
+
+    def faulty_logprobs(self: ModelRunner, logits: Any, sampled: Any, rows: Any) -> Any:
+        if has(self, rows, "logprobs"):
+            fail("logprobs")
+        return logprobs(self, logits, sampled, rows)
+
+    ModelRunner._forward = faulty_forward  # type: ignore[method-assign]
+    ModelRunner._sampling_batch = faulty_batch  # type: ignore[method-assign]
+    ModelRunner._logprobs = faulty_logprobs  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    plant_in_text()
+    plant_in_worker()
+    plant_in_server()
+    main()

@@ -1,0 +1,162 @@
+"""The memory ledger: what a topology will hold, and how many KV blocks it gets. Sizes are in bytes, lengths in tokens."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..checkpoints.shape import ModelShape
+from ..errors import NotEnoughMemory
+from .activations import StepLimits, activation_bytes_of
+from .arithmetic import Arithmetic
+from .boards import plan_boards
+from .plan import block_bytes_of, blocks_for, expand_actors, has_null_device, kind_of, max_model_len_of
+from .render import render_bytes
+from .schema import Topology
+from .weights import weight_bytes_of
+
+DEFAULT_MEMORY_SHARE = 0.25
+"""Of the memory that all else leaves free, for the KV pool on a CPU."""
+_NULL_TOKEN_BYTES = 8
+"""What a null device holds of a token in its pool."""
+
+MIB = 1 << 20
+_PROCESS_BYTES = 22 * MIB
+"""Python, uvloop, messages: a process with a scheduler and nothing else has 24 MiB."""
+_SUPERVISOR_BYTES = 42 * MIB
+"""With the command line and checkpoints read."""
+_ACTOR_BYTES = {"frontend": 13 * MIB, "tokenizer": 10 * MIB, "scheduler": 2 * MIB, "worker": 176 * MIB}
+"""Beside its process, at rest. Of a worker it is torch, what its libraries set up at the first steps, and compiled code."""
+_VOCABULARY_ENTRY_BYTES = 500
+"""Of a token in a tokenizer: its text, both ways."""
+_ALLOCATOR_BYTES = 16 * MIB
+_ALLOCATOR_SHARE = 8
+"""Freed memory that the C library keeps, or cannot give back for what lies between: so much, and this part of the
+activations (an eighth). Measured on glibc 2.36 after steps of every kind: 9 to 57 MiB and up to a fifth."""
+
+
+class MemoryLedger(msgspec.Struct, frozen=True):
+    """Where the memory goes. All sizes in bytes."""
+
+    weight_bytes: int
+    """Weights and tables of the loaded model."""
+    activation_bytes: int
+    """What the largest step holds beside weights and KV."""
+    kv_bytes: int
+    num_blocks: int
+    block_bytes: int
+    available_bytes: int
+    max_full_length_requests: int
+    """Requests of max_model_len tokens that fit at once."""
+    runtime_bytes: int = 0
+    """Interpreters, torch, vocabularies, and what the allocator keeps, of all processes."""
+    board_bytes: int = 0
+    """Slots of the boards."""
+    graph_bytes: int = 0
+    """Captured graphs; none on a CPU."""
+
+    @property
+    def used_bytes(self) -> int:
+        """All of it."""
+        fixed = self.weight_bytes + self.activation_bytes + self.graph_bytes
+        return fixed + self.kv_bytes + self.runtime_bytes + self.board_bytes
+
+
+def runtime_bytes_of(topology: Topology, shape: ModelShape, activation_bytes: int) -> int:
+    """Interpreters, torch, vocabularies, and what the allocator keeps, of all processes."""
+    total = _SUPERVISOR_BYTES
+    for actors in expand_actors(topology).values():
+        total += _PROCESS_BYTES
+        for kind in map(kind_of, actors):
+            total += _ACTOR_BYTES[kind]
+            if kind == "tokenizer":
+                total += _VOCABULARY_ENTRY_BYTES * shape.vocab_size
+    return total + _ALLOCATOR_BYTES + activation_bytes // _ALLOCATOR_SHARE
+
+
+def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, arithmetic: Arithmetic) -> MemoryLedger:
+    """Share out `available_bytes`: all else first, then the KV pool as `[kv_cache]` says.
+
+    Without a size in `[kv_cache]` the pool takes a quarter of what is free, but no more than max_num_seqs requests of
+    max_model_len can use, and no less than one of them needs. A null device holds no model.
+    Raises NotEnoughMemory with all the numbers.
+    """
+    section = topology.kv_cache
+    max_model_len = max_model_len_of(topology, shape)
+    is_null = has_null_device(topology)
+    weight_bytes = 0 if is_null else weight_bytes_of(shape, arithmetic, max_model_len)
+    block_bytes = block_bytes_of(shape, section.block_size, arithmetic.kv_dtype_bytes)
+    request_blocks = blocks_for(max_model_len, section.block_size)
+    most_blocks = section.num_blocks or (section.memory_bytes or available_bytes - weight_bytes) // block_bytes
+    limits = StepLimits(
+        max_num_seqs=topology.scheduler.max_num_seqs,
+        max_num_batched_tokens=topology.scheduler.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        block_size=section.block_size,
+        pool_tokens=max(most_blocks, request_blocks) * section.block_size,
+    )
+    activation_bytes = 0 if is_null else activation_bytes_of(shape, arithmetic, limits)
+    runtime_bytes = runtime_bytes_of(topology, shape, activation_bytes)
+    board_bytes = sum(board.num_slots * board.slot_bytes for board in plan_boards(topology, max_model_len, epoch=0))
+    free_bytes = available_bytes - weight_bytes - activation_bytes - runtime_bytes - board_bytes
+    free_blocks = max(free_bytes, 0) // block_bytes
+    if section.num_blocks is not None:
+        num_blocks = section.num_blocks
+    elif section.memory_bytes is not None:
+        num_blocks = section.memory_bytes // block_bytes
+    elif section.memory_share is not None:
+        num_blocks = int(free_blocks * section.memory_share)
+    else:
+        num_blocks = min(int(free_blocks * DEFAULT_MEMORY_SHARE), request_blocks * topology.scheduler.max_num_seqs)
+        num_blocks = max(num_blocks, request_blocks)
+    if is_null:  # as many blocks as the model would have, but at least enough, and next to nothing in them
+        num_blocks, block_bytes = max(num_blocks, request_blocks), section.block_size * _NULL_TOKEN_BYTES
+    ledger = MemoryLedger(
+        weight_bytes=weight_bytes,
+        activation_bytes=activation_bytes,
+        kv_bytes=num_blocks * block_bytes,
+        num_blocks=num_blocks,
+        block_bytes=block_bytes,
+        available_bytes=available_bytes,
+        max_full_length_requests=num_blocks // request_blocks,
+        runtime_bytes=runtime_bytes,
+        board_bytes=board_bytes,
+    )
+    if not is_null:
+        _check_ledger(ledger, topology, max_model_len, request_blocks, free_blocks)
+    return ledger
+
+
+def _check_ledger(
+    ledger: MemoryLedger, topology: Topology, max_model_len: int, request_blocks: int, free_blocks: int
+) -> None:
+    section = topology.kv_cache
+    numbers = (
+        f"weights {render_bytes(ledger.weight_bytes)} + activations {render_bytes(ledger.activation_bytes)} + "
+        f"processes and boards {render_bytes(ledger.runtime_bytes + ledger.board_bytes)} + "
+        f"KV {render_bytes(ledger.kv_bytes)} ({ledger.num_blocks:,} blocks of {render_bytes(ledger.block_bytes)}), "
+        f"available {render_bytes(ledger.available_bytes)}"
+    )
+    if free_blocks == 0:
+        raise NotEnoughMemory(
+            f"the model does not fit: {numbers}",
+            advice="use a smaller model or dtype, or lower [scheduler] max_num_batched_tokens or max_num_seqs",
+        )
+    fitting = min(free_blocks, ledger.num_blocks) * section.block_size
+    if ledger.num_blocks > free_blocks:
+        if section.num_blocks is not None:
+            advice = f"lower [kv_cache] num_blocks to {free_blocks:,} or less"
+        elif section.memory_bytes is not None:
+            advice = f"lower [kv_cache] memory_bytes to {free_blocks * ledger.block_bytes:,} or less"
+        else:
+            advice = f"lower [model] max_model_len to {fitting:,} or less"
+        raise NotEnoughMemory(f"the KV pool does not fit: {numbers}", advice=advice)
+    if ledger.num_blocks < request_blocks:
+        raise NotEnoughMemory(
+            f"the KV pool holds {fitting:,} tokens, one request of max_model_len {max_model_len:,} needs "
+            f"{request_blocks:,} blocks ({render_bytes(request_blocks * ledger.block_bytes)}): {numbers}",
+            advice=(
+                f"lower [model] max_model_len to {fitting:,} or less, or give the pool more"
+                if fitting
+                else "raise [kv_cache] num_blocks, memory_bytes or memory_share"
+            ),
+        )
