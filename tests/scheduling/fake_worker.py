@@ -332,7 +332,7 @@ class Engine:
         self.results: deque[StepResult] = deque()
         self.planned: list[StepPlan] = []
         self.had_successor: dict[int, bool] = {}
-        """Step -> whether the next plan waited when it ended, of steps that were run and whose result is in."""
+        """Step -> whether the next plan waited when it ended, of results of run steps that the scheduler saw."""
         if is_attached:
             self.attach()
 
