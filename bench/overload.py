@@ -10,8 +10,8 @@ A request waits for as long as the queue in front of it takes at rate C, so `sch
 C times the longest wait that is worth having. Here it is the number of rows, which is a wait of one request's time: at
 0.9 C the queue is now and then full, at 4 C always, and the wait in a full queue is the same in both. That holds for
 outputs of one length. With `--mixed` they have 0.5 to 1.5 times `--output`; then the wait in a full queue varies, and a
-queue that is bounded in length alone gives a ratio of 1.3 to 1.4, whatever its length (as a simulation without any engine
-says).
+queue that is bounded in length alone gives a ratio of 1.3 to 1.4, whatever its length (a simulation without an engine
+says so).
 """
 
 from __future__ import annotations

@@ -194,12 +194,12 @@ async def test_a_step_that_failed_is_logged_and_the_request_alone_in_it_ends(
     rig.admit(make_admit("r", [1, 2], ignore_eos=True))
     rig.attach()
     rig.worker.raises["r", 0] = 3
-    await rig.step()
-    await rig.step()
+    for _ in range(3):
+        await rig.step()
     messages = rig.to_tokenizer.receive_all_nowait()
     (finish,) = [finish for message in messages for finish in message.finishes.values()]
-    assert (finish.reason, finish.usage.completion_tokens) == ("error", 2 - 1)
-    assert 'scheduler.step_failed step=1 error="RuntimeError: a planted fault"' in capsys.readouterr().err
+    assert (finish.reason, finish.usage.completion_tokens) == ("error", 2)
+    assert "scheduler.step_failed step=2 error='RuntimeError: a planted fault'" in capsys.readouterr().err
     assert rig.line.read_statistics(SchedulerStatistics).num_failed_steps == 1
     rig.actor.close()
 

@@ -293,5 +293,6 @@ def test_what_was_in_flight_behind_a_failed_step_was_not_run_and_is_not_blamed_f
     first, _ = fill(scheduler, WorkerAttached(1), *admits(2))
     scheduler.step(0, [failed(first), WorkerGone()])
     assert [request.num_deaths for request in scheduler._state.requests()] == [0, 0]
-    fill(scheduler, WorkerAttached(2), WorkerGone())
+    fill(scheduler, WorkerAttached(2))
+    fill(scheduler, WorkerGone())
     assert [request.num_deaths for request in scheduler._state.requests()] == [1, 0], "the first is on trial, alone"

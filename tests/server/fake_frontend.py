@@ -13,7 +13,7 @@ from collections.abc import Callable
 import aiohttp
 import pytest
 
-from callboard.actors.frontend_api import Delta, Health
+from callboard.actors.frontend_api import ActorStart, Delta, Health
 from callboard.mailbox.messages.requests import Finish, Usage
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.scheduling.statistics import SchedulerStatistics
@@ -107,6 +107,12 @@ class FakeFrontend:
 
     def health(self):
         return self.health_now
+
+    def startup(self):
+        return [
+            ActorStart("scheduler", "serving", {"starting": 0.5}),
+            ActorStart("worker", "loading", {"starting": 2.0}),
+        ]
 
     def scheduler_statistics(self):
         return self.statistics
