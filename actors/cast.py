@@ -14,7 +14,7 @@ from ..mailbox.messages.admission import TokenizerToScheduler
 from ..mailbox.messages.control import Attach, Gone, Settled, Start
 from ..mailbox.messages.requests import TokenizerToFrontend
 from ..scheduling import Scheduler, SchedulerLimits, SchedulerStatistics
-from ..shm_queue import BoardLayout, BoardReader, BoardWriter, Phase, ProgressPage, close_board
+from ..shm_queue import START_PHASES, BoardLayout, BoardReader, BoardWriter, Phase, ProgressPage, close_board
 from ..topology import kind_of, max_plan_tokens
 from .base import Actor, run_actor
 from .faults import Faults
@@ -129,9 +129,9 @@ class Cast:
             prefix_caching=kv_cache.prefix_caching,
             max_model_len=self._start.max_model_len,
             max_plan_tokens=max_plan_tokens(topology, self._start.max_model_len),
+            resume_grace_s=topology.supervision.resume_grace_s,
         )
         line = self._page.line(self._start.all_actors.index(name))
-        line.mark(phase=Phase.SERVING)
         inbox = self._inboxes[name]
         faults = Faults()
         tokenizers = self._senders(name, "tokenizer", faults)
@@ -220,8 +220,9 @@ class Cast:
         for index, actor in enumerate(self._start.all_actors):
             line = self._page.line(index)
             phase = line.phase
-            if phase in (Phase.STARTING, Phase.LOADING, Phase.WARMING):
-                return Health(is_live=True, is_ready=False, reason=f"{actor} is {phase.name.lower()}")
+            if phase in (*START_PHASES, Phase.WAITING):
+                what = "waiting for a worker" if phase is Phase.WAITING else phase.name.lower()
+                return Health(is_live=True, is_ready=False, reason=f"{actor} is {what}")
             if still_s := _seconds_since(line.stepping_since_ns, _NOT_LIVE_AFTER * supervision.step_deadline_s):
                 return Health(False, False, f"{actor} has been in step {line.step} for {still_s:.0f} s")
             if still_s := _seconds_since(line.heartbeat_ns, _NOT_LIVE_AFTER * supervision.actor_deadline_s):
@@ -235,7 +236,7 @@ class Cast:
             times = list(self._page.line(index).phase_times_ns().items())
             seconds = {}
             for (phase, since_ns), (_, until_ns) in pairwise([*times, (Phase.IDLE, now_ns)]):
-                if phase in (Phase.STARTING, Phase.LOADING, Phase.WARMING):
+                if phase in START_PHASES:
                     seconds[phase.name.lower()] = (until_ns - since_ns) / 1e9
             starts.append(ActorStart(actor, self._page.line(index).phase.name.lower(), seconds))
         return starts

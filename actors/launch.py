@@ -9,8 +9,17 @@ import msgspec
 
 from ..checkpoints import Progress, read_shape, resolve_checkpoint
 from ..checkpoints.shape import Checkpoint, ModelShape
-from ..errors import ConfigError
-from ..topology import MemoryLedger, Topology, arithmetic_of, ensure_valid, max_model_len_of, plan_memory
+from ..topology import (
+    MemoryLedger,
+    Places,
+    Problem,
+    Topology,
+    arithmetic_of,
+    ensure_valid,
+    max_model_len_of,
+    plan_memory,
+    raise_problems,
+)
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -28,6 +37,7 @@ def prepare_launch(topology: Topology, progress: Progress | None = None) -> Laun
     """Find the model (fetching it if need be) and check the topology against it. Raises ConfigError and its kinds."""
     ensure_valid(topology, None)
     checkpoint, shape, topology = find_model(topology, progress)
+    raise_problems(check_load(topology, checkpoint), Places(""))
     ensure_valid(topology, shape)
     return plan_launch(topology, checkpoint, shape)
 
@@ -35,24 +45,23 @@ def prepare_launch(topology: Topology, progress: Progress | None = None) -> Laun
 def find_model(topology: Topology, progress: Progress | None = None) -> tuple[Checkpoint, ModelShape, Topology]:
     """The model's files, what it is, and the topology with dtype and kv_dtype resolved. Raises ConfigError."""
     checkpoint = resolve_checkpoint(topology.model.source, progress=progress)
-    _check_load(topology, checkpoint)
     return checkpoint, read_shape(checkpoint), _resolve_dtypes(topology)
+
+
+def check_load(topology: Topology, checkpoint: Checkpoint) -> list[Problem]:
+    """The loader follows from the files: one that was named must be the one for them."""
+    load = topology.model.load
+    if load in ("auto", "dummy", checkpoint.format):
+        return []
+    got = f'load = "{load}", but {checkpoint.path} is loaded as {checkpoint.format}'
+    advice = "leave load out, or name a model of that format (of a directory with both: the .gguf file)"
+    return [Problem(("model", "load"), got, "", advice)]
 
 
 def plan_launch(topology: Topology, checkpoint: Checkpoint, shape: ModelShape) -> Launch:
     """For a topology without problems, dtypes resolved. Raises NotEnoughMemory."""
     ledger = plan_memory(topology, shape, _available_bytes(), arithmetic_of(topology, _cpu_flags()))
     return Launch(topology, checkpoint, shape, max_model_len_of(topology, shape), ledger)
-
-
-def _check_load(topology: Topology, checkpoint: Checkpoint) -> None:
-    """The loader follows from the files: one that was named must be the one for them."""
-    load = topology.model.load
-    if load not in ("auto", checkpoint.format):
-        raise ConfigError(
-            f'[model] load = "{load}", but {checkpoint.path} is loaded as {checkpoint.format}',
-            advice="leave load out, or name a model of that format (of a directory with both: the .gguf file)",
-        )
 
 
 def _resolve_dtypes(topology: Topology) -> Topology:

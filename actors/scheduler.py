@@ -53,6 +53,7 @@ class SchedulerActor:
         for sender in tokenizers.values():
             sender.on_room = self._send_deltas
         progress.set_statistics(scheduler.statistics())
+        progress.mark(phase=Phase.WAITING)
 
     # Messages
 
@@ -127,7 +128,8 @@ class SchedulerActor:
         self._send_deltas()
         statistics = scheduler.statistics()
         self._progress.set_statistics(statistics)
-        self._progress.mark(phase=Phase.SERVING, step=statistics.num_steps)
+        phase = Phase.WAITING if self._call_board is None else Phase.SERVING
+        self._progress.mark(phase=phase, step=statistics.num_steps)
         self._plan_idle_check(statistics)
         self._set_deadline(scheduler.next_deadline_ns())
 

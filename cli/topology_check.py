@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ..actors.launch import Launch, find_model, plan_launch
+from ..actors.launch import Launch, check_load, find_model, plan_launch
 from ..checkpoints import Progress
 from ..errors import StartFailed
 from ..text.chat_template import ChatTemplate
@@ -18,28 +18,31 @@ def examine(reading: Reading, folder: str, progress: Progress | None = None) -> 
     A model that lies here is looked at whatever else is wrong; one that has to be fetched only when nothing is.
     """
     topology, faults = reading.topology, reading.problems
-    problems = [*check_topology(topology), *check_machine(topology, folder)]
-    problems += _template_problems(topology)
-    problems = [*faults, *(problem for problem in problems if is_independent(problem, faults))]
-    has_errors = any(not problem.is_warning for problem in problems)
-    if not topology.model.source or (has_errors and not Path(topology.model.source).expanduser().exists()):
+    beside = [*faults, *_independent([*check_machine(topology, folder), *_template_problems(topology)], faults)]
+    problems = [*beside, *_independent(check_topology(topology), faults)]
+    source = topology.model.source
+    if not source or (_has_errors(problems) and not Path(source).expanduser().exists()):
         return None, problems
     try:
         checkpoint, shape, topology = find_model(topology, progress)
     except StartFailed as error:
         return None, [*problems, Problem(("model", "source"), error.cause, "", error.advice)]
-    known = {problem.path for problem in problems}
-    of_model = [problem for problem in check_topology(topology, shape) if is_independent(problem, faults)]
-    # A rule that the model makes sharper says more than the one without it.
-    of_model_paths = {problem.path for problem in of_model}
-    problems = [p for p in problems if p.path not in of_model_paths or p in faults or p.is_warning]
-    problems += [p for p in of_model if not p.is_warning or p.path not in known]
-    if any(not problem.is_warning for problem in problems):
+    rules = [*check_load(topology, checkpoint), *check_topology(topology, shape)]
+    problems = [*beside, *_independent(rules, faults)]
+    if _has_errors(problems):
         return None, problems
     try:
         return plan_launch(topology, checkpoint, shape), problems
     except StartFailed as error:
         return None, [*problems, Problem(("kv_cache",), error.cause, "", error.advice)]
+
+
+def _independent(problems: Iterable[Problem], faults: Sequence[Problem]) -> list[Problem]:
+    return [problem for problem in problems if is_independent(problem, faults)]
+
+
+def _has_errors(problems: Sequence[Problem]) -> bool:
+    return any(not problem.is_warning for problem in problems)
 
 
 def _template_problems(topology: Topology) -> Iterator[Problem]:

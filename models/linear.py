@@ -33,6 +33,8 @@ from torch import Tensor
 _TYPICAL_ROWS = 16
 """Rows that oneDNN chooses the layout for; on the CPUs measured it takes the same one for 1 to 100."""
 
+_HALF_BLOCK = 512
+
 
 class Linear(Protocol):
     """A weight [out_features, in_features] that multiplies rows; no bias."""
@@ -85,7 +87,7 @@ class HalfLinear:
 
     def __init__(self, weight: Tensor) -> None:
         self._packed: torch.ScriptObject = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
-        self.num_bytes = weight.numel() * torch.float16.itemsize
+        self.num_bytes = weight.shape[0] * held_columns(weight.shape[1], torch.float16) * torch.float16.itemsize
 
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
@@ -111,6 +113,11 @@ def held_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     if device.type != "cpu" or can_pack(dtype) or not can_pack(torch.float32):
         return dtype
     return torch.float16 if dtype == torch.bfloat16 and can_pack_half() else torch.float32
+
+
+def held_columns(columns: int, dtype: torch.dtype) -> int:
+    """Columns that a matrix held in `dtype` takes: FBGEMM fills float16 ones up to whole blocks of 512."""
+    return -(-columns // _HALF_BLOCK) * _HALF_BLOCK if dtype == torch.float16 else columns
 
 
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..checkpoints.llama_weights import llama_weights as checkpoint_weights
 from ..checkpoints.shape import ModelShape
-from .linear import Linear, compute_dtype, held_dtype, hold_linear, is_packed
+from .linear import Linear, compute_dtype, held_columns, held_dtype, hold_linear, is_packed
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
@@ -74,16 +74,13 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 def planned_weight_bytes(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> int:
     """`LlamaWeights.num_bytes` of a model that is not loaded yet, if all its matrices can be held in `held_dtype`."""
     sizes = tensor_shapes(shape)
-    embedding = prod(sizes.pop(EMBEDDING))
-    vectors = sum(prod(size) for size in sizes.values() if len(size) == 1)
-    matrices = sum(prod(size) for size in sizes.values() if len(size) == 2)
+    held = held_dtype(dtype, device)
+    embedding = sizes.pop(EMBEDDING)
     if shape.tie_word_embeddings and is_packed(dtype, device):
-        matrices += embedding
-    return (
-        embedding * dtype.itemsize
-        + vectors * compute_dtype(dtype, device).itemsize
-        + matrices * held_dtype(dtype, device).itemsize
-    )
+        sizes[HEAD] = embedding
+    vectors = sum(prod(size) for size in sizes.values() if len(size) == 1)
+    matrices = sum(size[0] * held_columns(size[1], held) for size in sizes.values() if len(size) == 2)
+    return prod(embedding) * dtype.itemsize + vectors * compute_dtype(dtype, device).itemsize + matrices * held.itemsize
 
 
 def gather_weights(

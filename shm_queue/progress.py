@@ -38,6 +38,12 @@ class Phase(enum.IntEnum):
     STEPPING = 4
     """A step is on the device."""
     IDLE = 5
+    WAITING = 6
+    """A scheduler that has no worker."""
+
+
+START_PHASES = (Phase.STARTING, Phase.LOADING, Phase.WARMING)
+"""Of a process that cannot serve yet; they may take long."""
 
 
 class Word:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 
 import tokenizers
 
-from ..errors import CorruptCheckpoint, InvalidRequest, UnsupportedModel
+from ..errors import CorruptCheckpoint, EngineFailure, InvalidRequest, UnsupportedModel
 from .byte_level import byte_level_bytes
 from .chat_template import ChatTemplate
+from .rust_panics import panics_as
 
 MAX_UNUSED_IDS = 1 << 16
 """Ids without a token that a vocabulary may have; those in use have some hundreds."""
@@ -65,7 +66,7 @@ class Tokenizer:
         `add_special_tokens`: also add what the model wants around a raw text, such as a BOS token; False for what a
         chat template rendered. A byte for which the vocabulary has no token (some vocabularies lack bytes that valid
         UTF-8 rarely has) is left out, as the `tokenizers` package does without an unknown token.
-        Raises InvalidRequest for text that is not Unicode (lone surrogates).
+        Raises InvalidRequest for text that is not Unicode (lone surrogates), EngineFailure if the library fails on it.
         """
         try:
             text.encode()
@@ -75,7 +76,8 @@ class Tokenizer:
             ) from error
         # Of the backend's methods only those for batches let other threads run: `encode` of a text of megabytes would
         # stop the whole process for seconds.
-        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        with panics_as(EngineFailure):
+            encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         ids: list[int] = encoding.ids
         return ids
 
@@ -91,7 +93,8 @@ class Tokenizer:
         if self.is_byte_level:
             return self.joined_bytes(ids, skip_special_tokens).decode("utf-8", "replace")
         kept = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]
-        text: str = self._backend.decode(kept, skip_special_tokens=skip_special_tokens)
+        with panics_as(EngineFailure):
+            text: str = self._backend.decode(kept, skip_special_tokens=skip_special_tokens)
         return text
 
     def joined_bytes(self, ids: Iterable[int], skip_special_tokens: bool) -> bytes:

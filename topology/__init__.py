@@ -5,7 +5,7 @@ from .boards import max_plan_blocks, max_plan_tokens, plan_boards
 from .check import check_topology, ensure_valid
 from .check_machine import check_machine
 from .decode import is_independent
-from .load import Reading, load_topology, read_topology, topology_from
+from .load import Reading, load_topology, raise_problems, read_topology, topology_from
 from .memory import MemoryLedger, plan_memory
 from .plan import (
     MailboxLink,
@@ -45,6 +45,7 @@ __all__ = [
     "max_plan_tokens",
     "plan_boards",
     "plan_memory",
+    "raise_problems",
     "read_topology",
     "render_ledger",
     "render_topology",

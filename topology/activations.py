@@ -4,11 +4,13 @@ The largest step has `max_num_batched_tokens` tokens (t): a row that decodes in 
 of a prompt that ends at `max_model_len`. It passes its peak in one of these moments (execution/, models/llama.py):
 
 - *masks*: the chunk's attention mask is made;
+- *rotation*: queries and keys are turned, while those of the layer before, and its gate and up, still live;
+- *chunk*, *decode*: the cache is read for the chunk, or for a group of decoding rows;
 - *mlp*: in a layer behind the first, gate and up have just been computed, while those of the layer before still live;
-- *attention*: keys and values of the cache are gathered, queries and outputs put in order;
 - *sampling*: of the step's hidden states only those behind the last norm are left, and each row has its logits.
 
-Rows of one class of length are padded to the longest: with chunks of several rows masks may be larger, at most twice.
+Rows are padded to the longest of their class, a power of two. For decoding rows that is foreseen here; chunks of several
+rows in one step can have masks of up to twice the size.
 """
 
 from __future__ import annotations
@@ -22,8 +24,12 @@ GROUP_ELEMENTS = 1 << 25
 """Gathered keys and values of rows that attend together; more rows are cut into groups (execution/attention.py)."""
 _SAMPLING_BYTES = 168
 """A logit and all that is made of it where filters keep it: sorted candidates, their ids, noise (kernels/sampling.py)."""
-_INDEX_SCRATCH = 4
-"""Float32 or int32 arrays as long as the index of a group: scores, weights, and what torch copies of the pattern."""
+_INDEX_SCRATCH = 3
+"""Float32 or int32 arrays as long as the index of a group: what torch copies of the pattern, scores, weights."""
+_SHORT_LENGTH = 512
+"""Rows up to this KV length are of one class (execution/attention.py)."""
+_THREAD_BYTES = 4 * 64 * 512
+"""Scores of a block that a thread attends to at a time, as torch's fused attention cuts it for chunks of some hundreds."""
 
 
 class StepLimits(msgspec.Struct, frozen=True):
@@ -35,12 +41,20 @@ class StepLimits(msgspec.Struct, frozen=True):
     block_size: int
     pool_tokens: int
     """Tokens that the KV pool can hold: rows together see no more, shared prefixes apart."""
+    num_threads: int
+    """Compute threads of the worker."""
 
 
 def activation_bytes_of(shape: ModelShape, arithmetic: Arithmetic, limits: StepLimits) -> int:
     """The peak, with the arrays of the batch that live from step to step."""
+    return max(moments_of(shape, arithmetic, limits).values())
+
+
+def moments_of(shape: ModelShape, arithmetic: Arithmetic, limits: StepLimits) -> dict[str, int]:
+    """Bytes at each moment at which the peak may be."""
     step = _Step(shape, arithmetic, limits)
-    return step.batch() + max(step.masks(), step.mlp(), step.attention(), step.sampling())
+    moments = (step.masks, step.rotation, step.chunk, step.decode, step.mlp, step.sampling)
+    return {moment.__name__: step.batch() + moment() for moment in moments}
 
 
 class _Step:
@@ -52,8 +66,9 @@ class _Step:
         self._decodes = min(limits.max_num_seqs, self._tokens) - 1
         self._chunk = min(self._tokens - self._decodes, limits.max_model_len)
         self._length = min(limits.max_model_len, limits.pool_tokens)
-        self._seen = min(self._decodes * self._length, limits.pool_tokens)
-        """Tokens that the decoding rows see together."""
+        longest = max(2 * limits.pool_tokens, self._decodes * min(self._length, _SHORT_LENGTH))
+        self._seen = min(self._decodes * self._length, longest)
+        """Tokens that the decoding rows see together, padding included."""
 
     def batch(self) -> int:
         """Tokens and block tables of all rows, int32."""
@@ -61,23 +76,35 @@ class _Step:
         return 4 * self._limits.max_num_seqs * (length + 1 - (-length // self._limits.block_size))
 
     def masks(self) -> int:
-        """What all layers share while it is made: as numbers, and as two arrays of truth values."""
+        """The mask, and it and its opposite as truth values."""
         return self._shared() + 2 * self._mask_elements()
+
+    def rotation(self) -> int:
+        """Two products and their sum."""
+        turned = self._arithmetic.compute_bytes * 3 * (self._query + self._key_value // 2)
+        return self._shared() + self._tokens * (self._held() + self._earlier() + turned)
+
+    def chunk(self) -> int:
+        """Queries put in order, their output, that of the step, and the keys and values of one row."""
+        ordered = self._values() + 3 * self._query * self._arithmetic.dtype_bytes
+        scratch = self._length * self._gathered_bytes() + _THREAD_BYTES * self._limits.num_threads
+        return self._shared() + self._tokens * (self._held() + self._earlier() + ordered) + scratch
+
+    def decode(self) -> int:
+        """The output of the step, and what one group of rows reads."""
+        arithmetic = self._arithmetic
+        output = self._values() + self._query * arithmetic.dtype_bytes
+        grouped = min(self._seen, max(GROUP_ELEMENTS // self._key_value, self._length))
+        a_token = self._gathered_bytes()
+        if arithmetic.reads_kv_in_place:
+            a_token = 4 * _INDEX_SCRATCH * self._shape.num_heads
+        return self._shared() + self._tokens * (self._held() + self._earlier() + output) + grouped * a_token
 
     def mlp(self) -> int:
         shape, wide = self._shape, self._arithmetic.compute_bytes
-        gate_up = 2 * shape.intermediate_size
-        beside = gate_up if shape.num_layers > 1 else shape.intermediate_size  # of the layer before, or the product
-        new = wide * (shape.hidden_size + gate_up + beside)
-        return self._shared() + self._tokens * (self._held() + new)
-
-    def attention(self) -> int:
-        """Queries are put in order, attended, and put back: four arrays of their size, the output among them."""
-        arithmetic, shape = self._arithmetic, self._shape
-        narrow = arithmetic.dtype_bytes
-        gate_up = 2 * shape.intermediate_size * arithmetic.compute_bytes if shape.num_layers > 1 else 0
-        tokens = self._tokens * (self._held() + gate_up + narrow * (4 * self._query + self._key_value // 2))
-        return self._shared() + tokens + self._group_scratch()
+        beside = self._earlier() if shape.num_layers > 1 else wide * shape.intermediate_size  # or the product
+        new = wide * (shape.hidden_size + 2 * shape.intermediate_size)
+        return self._shared() + self._tokens * (self._held() + beside + new)
 
     def sampling(self) -> int:
         shape, limits = self._shape, self._limits
@@ -93,6 +120,17 @@ class _Step:
         narrow = 2 * self._query + self._key_value // 2
         return arithmetic.compute_bytes * wide + arithmetic.dtype_bytes * narrow
 
+    def _earlier(self) -> int:
+        """Bytes of a token in gate and up of the layer before."""
+        shape = self._shape
+        return 2 * shape.intermediate_size * self._arithmetic.compute_bytes if shape.num_layers > 1 else 0
+
+    def _values(self) -> int:
+        """Bytes of a token's values in the model's dtype, where they are not of it already."""
+        arithmetic = self._arithmetic
+        is_converted = arithmetic.compute_bytes != arithmetic.dtype_bytes
+        return arithmetic.dtype_bytes * (self._key_value // 2) if is_converted else 0
+
     def _mask_elements(self) -> int:
         return self._chunk * self._length if self._chunk < self._length else 0
 
@@ -104,13 +142,8 @@ class _Step:
             a_token = arithmetic.dtype_bytes + 8 * self._shape.num_heads  # index and pattern, four bytes each
         return self._mask_elements() * arithmetic.dtype_bytes + 8 * self._length + self._seen * a_token
 
-    def _group_scratch(self) -> int:
-        """The larger of a decoding group's and the chunk's."""
+    def _gathered_bytes(self) -> int:
+        """Of a token's keys and values, copied out of the cache, and once more where the model's dtype is another."""
         arithmetic = self._arithmetic
         converted = arithmetic.dtype_bytes if arithmetic.kv_dtype_bytes != arithmetic.dtype_bytes else 0
-        gathered = self._key_value * (arithmetic.kv_dtype_bytes + converted)
-        chunk = self._length * gathered
-        grouped = min(self._seen, max(GROUP_ELEMENTS // self._key_value, self._length))
-        if arithmetic.reads_kv_in_place:
-            return max(chunk, grouped * 4 * _INDEX_SCRATCH * self._shape.num_heads)
-        return max(chunk, grouped * gathered)
+        return self._key_value * (arithmetic.kv_dtype_bytes + converted)

@@ -48,8 +48,10 @@ def _check_keys(topology: Topology, folder: str, problems: list[Problem]) -> Non
 
 
 def _read(path: Path, name: str, folder: str, problems: list[Problem]) -> str | None:
-    """The file's text, or None and a problem."""
+    """The file's text, or None and a problem; None too for a pipe, which can be read only once."""
     try:
+        if not stat.S_ISREG(os.stat(name).st_mode) and not os.path.isdir(name):
+            return None
         with open(name, encoding="utf-8") as file:
             return file.read()
     except OSError as error:
@@ -57,7 +59,7 @@ def _read(path: Path, name: str, folder: str, problems: list[Problem]) -> str | 
         advice = "correct the path, or leave it out"
         beside = os.path.join(folder, name)
         if not os.path.isabs(name) and os.path.exists(beside):
-            advice = f"paths begin at the working directory: write {show_value(os.path.abspath(beside))}"
+            advice = f"paths begin at the working directory: write '{os.path.abspath(beside)}'"
     except UnicodeDecodeError:
         reason, advice = "not UTF-8 text", "save it as UTF-8"
     got = f"{path[-1]} = {show_value(name)}: {reason}"

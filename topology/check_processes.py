@@ -39,6 +39,7 @@ def check_processes(topology: Topology, shape: ModelShape | None, problems: list
         if not process.actors:
             advice = "name its actors or drop the process"
             problems.append(Problem((*path, "actors"), "actors = []", "at least one actor", advice))
+            has_bad_actors = True
         _check_worker_fields(process, kinds, path, shape, problems)
         _check_restart(process, path, problems)
     if not has_bad_actors:

@@ -15,6 +15,8 @@ from .schema import Topology
 
 MAX_SHOWN_CHARACTERS = 60
 
+_UNKNOWN = "unknown"
+
 Table = dict[str, object]
 
 
@@ -40,7 +42,11 @@ def _complete(sound: Table) -> None:
         tables = sound.get(name, ())
         assert struct is not None
         for table in tables if is_list and isinstance(tables, list) else [tables]:
-            if name in sound and any(f.required and f.name not in table for f in msgspec.structs.fields(struct)):
+            if (
+                isinstance(table, dict)
+                and name in sound
+                and any(f.required and f.name not in table for f in msgspec.structs.fields(struct))
+            ):
                 del sound[name]
 
 
@@ -53,7 +59,9 @@ def is_independent(problem: Problem, faults: Sequence[Problem]) -> bool:
     sections = {path[:-1] for path in problem.depends_on}
     for fault in faults:
         is_of_actors = fault.path[:1] == ("process",) and (len(fault.path) < 3 or fault.path[2] == "actors")
-        if fault.path in involved or fault.path[:-1] in sections or (is_of_actors and problem.path == ("process",)):
+        is_unknown = fault.got.startswith(_UNKNOWN) and fault.path[:-1] in sections
+        is_involved = any(path[: len(fault.path)] == fault.path for path in involved)
+        if is_involved or is_unknown or (is_of_actors and problem.path == ("process",)):
             return False
     return True
 
@@ -83,7 +91,7 @@ def _check_struct(table: Table, struct: type[msgspec.Struct], path: Path, proble
         problems.append(
             Problem(
                 (*path, name),
-                f'unknown {what} "{name}"',
+                f'{_UNKNOWN} {what} "{name}"',
                 ", ".join(known),
                 nearest(name, known) or advice or "remove it",
             )

@@ -1,6 +1,8 @@
-"""The memory ledger: what a topology will hold, and how many KV blocks it gets. Sizes are in bytes, lengths in tokens."""
+"""The memory ledger: what a topology will hold, and how many KV blocks it gets. Sizes in bytes, lengths in tokens."""
 
 from __future__ import annotations
+
+import os
 
 import msgspec
 
@@ -9,7 +11,7 @@ from ..errors import NotEnoughMemory
 from .activations import StepLimits, activation_bytes_of
 from .arithmetic import Arithmetic
 from .boards import plan_boards
-from .plan import block_bytes_of, blocks_for, expand_actors, has_null_device, kind_of, max_model_len_of
+from .plan import block_bytes_of, blocks_for, expand_actors, has_null_device, kind_of, max_model_len_of, worker_process
 from .render import render_bytes
 from .schema import Topology
 from .weights import weight_bytes_of
@@ -25,7 +27,7 @@ _PROCESS_BYTES = 22 * MIB
 _SUPERVISOR_BYTES = 42 * MIB
 """With the command line and checkpoints read."""
 _ACTOR_BYTES = {"frontend": 13 * MIB, "tokenizer": 10 * MIB, "scheduler": 2 * MIB, "worker": 176 * MIB}
-"""Beside its process, at rest. Of a worker it is torch, what its libraries set up at the first steps, and compiled code."""
+"""Beside its process, at rest. Of a worker: torch, what its libraries set up at the first steps, and compiled code."""
 _VOCABULARY_ENTRY_BYTES = 500
 """Of a token in a tokenizer: its text, both ways."""
 _ALLOCATOR_BYTES = 16 * MIB
@@ -93,6 +95,7 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
         max_model_len=max_model_len,
         block_size=section.block_size,
         pool_tokens=max(most_blocks, request_blocks) * section.block_size,
+        num_threads=worker_process(topology).threads or len(os.sched_getaffinity(0)),
     )
     activation_bytes = 0 if is_null else activation_bytes_of(shape, arithmetic, limits)
     runtime_bytes = runtime_bytes_of(topology, shape, activation_bytes)

@@ -66,7 +66,7 @@ def render_ledger(topology: Topology, ledger: MemoryLedger) -> str:
 def _render_model(topology: Topology, shape: ModelShape | None) -> str:
     model = topology.model
     length = max_model_len_of(topology, shape) if shape is not None else model.max_model_len
-    kv_dtype = f"as dtype, {model.dtype}" if model.kv_dtype == "auto" else model.kv_dtype
+    kv_dtype = "as dtype" if model.kv_dtype == "auto" else model.kv_dtype
     lines = [
         f"model   {model.source}",
         f"        dtype {model.dtype}, KV {kv_dtype}, max_model_len {f'{length:,}' if length else 'of the model'}",
@@ -92,7 +92,9 @@ def _render_processes(topology: Topology) -> str:
         is_last = index == len(topology.process) - 1
         title = f"─ process {process.name}{_placement(process)} "
         width = max(_BOX, len(title) + 1, *(len(actor) + 2 for actor in actors[process.name]))
-        content = textwrap.wrap("   ".join(actors[process.name]), width - 2, break_on_hyphens=False)
+        content = textwrap.wrap("   ".join(actors[process.name]), width - 2)
+        if (restart := process.restart) != RestartPolicy():
+            content.append(f"at most {restart.max:,} restarts within {restart.within_s:g} s")
         stem, joint = ("  ", "└─") if is_last else ("│ ", "├─")
         lines += [
             "│",
@@ -109,9 +111,6 @@ def _placement(process: ProcessSection) -> str:
         words.append(process.device)
         if process.threads is not None:
             words.append(f"{process.threads} threads")
-    restart = process.restart
-    if restart != RestartPolicy():
-        words.append(f"at most {restart.max} restarts within {restart.within_s:g} s")
     return f" ({', '.join(words)})" if words else ""
 
 

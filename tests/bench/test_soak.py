@@ -14,7 +14,7 @@ def samples(*memory_bytes: int) -> list[ProcessSample]:
 
 def test_growth_is_the_slope_and_one_step_is_none() -> None:
     assert growth_bytes_per_s(samples(100, 150, 200, 250)) == 5.0
-    assert growth_bytes_per_s(samples(100, 100, 100, 4100, 4100, 4100, 4100, 4100)) == 0.0
+    assert growth_bytes_per_s(samples(100, 100, 100, 100, 100, 100, 4100, 4100)) == 0.0
     assert growth_bytes_per_s(samples(100)) == 0.0
 
 

@@ -41,7 +41,7 @@ def replaced(plan, **arrays):
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_tokens_do_not_depend_on_batch_chunks_blocks_or_preemption(make_plan_maker, data):
     runner, maker = make(), make_plan_maker(64, seed=data.draw(st.integers(0, 99)))
     requests = []

@@ -149,6 +149,11 @@ def places(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
             yield from places(value, (*path, index))
 
 
+def odd_value(draw: st.DrawFn) -> Any:
+    """A copy: a later change may be made inside of it."""
+    return copy.deepcopy(draw(ODD_VALUES))
+
+
 @st.composite
 def altered(draw: st.DrawFn, document: Any) -> Any:
     """The document with one to three values replaced, removed, or moved under another name."""
@@ -156,19 +161,19 @@ def altered(draw: st.DrawFn, document: Any) -> Any:
     for _ in range(draw(st.integers(1, 3))):
         path = draw(st.sampled_from(list(places(document))))
         if not path:
-            return draw(ODD_VALUES)
+            return odd_value(draw)
         parent = document
         for step in path[:-1]:
             parent = parent[step]
         match draw(st.sampled_from(["replace", "replace", "replace", "remove", "rename"])):
             case "replace":
-                parent[path[-1]] = draw(ODD_VALUES)
+                parent[path[-1]] = odd_value(draw)
             case "remove":
                 del parent[path[-1]]
             case "rename":
                 value = parent.pop(path[-1])
                 if isinstance(parent, dict):
-                    parent[str(draw(ODD_VALUES))] = value
+                    parent[str(odd_value(draw))] = value
                 else:
                     parent.append(value)
     return document

@@ -70,7 +70,7 @@ HOSTILE = {
     "replace": "{% set x = messages[0].role * 250000 %}{{ x.replace('u', x) | length }}",
     "join": "{% set x = messages[0].role * 250000 %}{{ (x | list) | join(x) | length }}",
     "doubling text": "{% set n = namespace(t='ab') %}{% for i in range(99) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
-    "doubling lists": "{% set n = namespace(a=0) %}{% for i in range(40) %}{% set n.a = [n.a] * 2 %}{% endfor %}{{ n }}",
+    "doubling lists": "{% set n = namespace(a=0) %}{% for i in range(40) %}{% set n.a = [n.a]*2 %}{% endfor %}{{ n }}",
     "comparing doubled lists": (
         "{% set n = namespace(a=[0], b=[0]) %}{% for i in range(60) %}"
         "{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}{{ n.a == n.b }}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from callboard.errors import ConfigError
 from callboard.topology import load_topology, topology_from
 from callboard.topology.decode import decode_topology
+from callboard.topology.lines import field_lines
 from callboard.topology.schema import Topology
 
 
@@ -139,8 +141,11 @@ def test_a_syntax_error_names_its_line(tmp_path):
 def test_a_section_of_the_wrong_form(tmp_path, text):
     path = tmp_path / "t.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"top level: .* is not allowed; allowed is a"):
+    with pytest.raises(
+        ConfigError, match=r"t\.toml:[13], .*: (model|process) = .*; allowed: a.* table.*; write \["
+    ) as caught:
         load_topology(path)
+    assert "\n" not in str(caught.value)
 
 
 PLAIN = st.recursive(
@@ -161,10 +166,11 @@ def test_whatever_a_file_holds_it_is_a_topology_or_a_config_error(section, value
         {"model": {"source": "m"}, section: {field: value}},
         {"process": [{field: value}]},
     ):
-        try:
-            assert isinstance(decode_topology(tables, "file"), Topology)
-        except ConfigError as error:
-            assert "file" in str(error)
+        topology, problems = decode_topology(tables)
+        assert isinstance(topology, Topology)
+        assert topology == decode_topology(msgspec.to_builtins(topology))[0], "what is left of it is sound"
+        for problem in problems:
+            assert problem.path and problem.got and problem.allowed and problem.advice
 
 
 def test_one_fault_comes_with_its_advice_apart(tmp_path):
@@ -172,8 +178,96 @@ def test_one_fault_comes_with_its_advice_apart(tmp_path):
     path.write_text('[model]\nsource = "m"\n[server]\nprot = 1\n')
     with pytest.raises(ConfigError) as caught:
         load_topology(path)
-    assert caught.value.cause == f'{path}, [server]: unknown field "prot"'
+    assert caught.value.cause.startswith(f'{path}:4, [server]: unknown field "prot"; allowed: host, port, ')
     assert caught.value.advice == 'did you mean "port"?'
     with pytest.raises(ConfigError) as caught:
         topology_from("m", ["server.prot=1"])
     assert caught.value.advice == 'did you mean "port"?'
+
+
+# Lines
+
+
+def test_the_line_of_every_field():
+    text = (
+        "\ufeff# comment\n"
+        "model.source = 'm'\n"  # 2
+        "\n"
+        "[scheduler] # comment with = and [\n"  # 4
+        'policy = "fcfs"\n'
+        "max_num_seqs = 8 # = 9\n"
+        "[[process]]\n"  # 7
+        'name = """\n'
+        "a\\\n"
+        '"""\n'
+        "actors = [\n"  # 11
+        '  "frontend",\n'
+        '  "worker", # ]\n'
+        "]\n"
+        "[process.restart]\n"  # 15
+        "max = 3\n"
+        "[[process]]\n"  # 17
+        "restart = { max = 1 }\n"
+        "[kv_cache]\n"
+        '"block_size" = 16\n'
+    ).removeprefix("\ufeff")
+    assert field_lines(text) == {
+        ("model",): 2,
+        ("model", "source"): 2,
+        ("scheduler",): 4,
+        ("scheduler", "policy"): 5,
+        ("scheduler", "max_num_seqs"): 6,
+        ("process",): 7,
+        ("process", '"a"'): 7,
+        ("process", '"a"', "name"): 8,
+        ("process", '"a"', "actors"): 11,
+        ("process", '"a"', "restart"): 15,
+        ("process", '"a"', "restart", "max"): 16,
+        ("process", "number 2"): 17,
+        ("process", "number 2", "restart"): 18,
+        ("process", "number 2", "restart", "max"): 18,
+        ("kv_cache",): 19,
+        ("kv_cache", "block_size"): 20,
+    }
+
+
+def test_processes_in_an_array_of_inline_tables_have_lines_too():
+    text = "[model]\nsource = 'm'\n\n"
+    text = "process = [ { name = 'a', actors = [] },\n  { name = 'b', actors = [] } ]\n" + text
+    lines = field_lines(text)
+    assert lines[("process", '"a"', "actors")] == lines[("process", '"b"', "name")] == 1
+    assert lines[("model", "source")] == 4
+
+
+KEYS = st.text("abcdefgh_", min_size=1, max_size=6)
+
+
+@settings(max_examples=60)
+@given(
+    sections=st.dictionaries(
+        KEYS, st.dictionaries(KEYS, st.integers() | st.text("ab'\"\\#=[]\n", max_size=6), max_size=4), max_size=4
+    ),
+    num_blank=st.integers(0, 3),
+)
+def test_lines_of_whatever_is_written(sections, num_blank):
+    text, expected = "", {}
+    for name, fields in sections.items():
+        text += "\n" * num_blank + f"[{name}] # [x]\n"
+        expected[(name,)] = text.count("\n")
+        for key, value in fields.items():
+            expected[(name, key)] = text.count("\n") + 1
+            quotes = '"""' + "\n"
+            shown = (
+                str(value)
+                if isinstance(value, int)
+                else quotes + value.replace("\\", "\\\\").replace('"', '\\"') + '"""'
+            )
+            text += f"{key} = {shown}\n"
+    assert field_lines(text) == expected
+
+
+def test_a_file_of_windows_with_its_mark_is_read(tmp_path):
+    path = tmp_path / "t.toml"
+    path.write_bytes("\ufeff[model]\r\nsource = 'm'\r\n[server]\r\nprot = 1\r\n".encode())
+    with pytest.raises(ConfigError, match=r"t\.toml:4, \[server\]"):
+        load_topology(path)

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from callboard.checkpoints.shape import ModelShape
 from callboard.errors import NotEnoughMemory
 from callboard.topology import (
+    Arithmetic,
     block_bytes_of,
     blocks_for,
     expand_actors,
     mailbox_links,
     max_model_len_of,
+    plan_boards,
     plan_memory,
     topology_from,
 )
@@ -143,8 +145,16 @@ def with_kv(topology: Topology, **fields: object) -> Topology:
     return msgspec.structs.replace(topology, kv_cache=msgspec.structs.replace(topology.kv_cache, **fields))
 
 
+FLOAT32 = Arithmetic(4, 4, 4, 4, reads_kv_in_place=True)
+
+
 def plan(topology, shape, available_bytes):
-    return plan_memory(topology, shape, available_bytes, dtype_bytes=4, kv_dtype_bytes=4)
+    return plan_memory(topology, shape, available_bytes, FLOAT32)
+
+
+def fixed(ledger):
+    """All but the KV pool."""
+    return ledger.used_bytes - ledger.kv_bytes
 
 
 def test_max_model_len_is_the_topologys_or_the_models(smollm2):
@@ -156,7 +166,7 @@ def test_by_default_a_quarter_of_what_is_free(smollm2):
     ledger = plan(topology_from("m"), smollm2, 8 * GIB)
     assert ledger.weight_bytes == 4 * (134_515_008 + 49152 * 576 + 8192 * 2 * 64)
     assert ledger.block_bytes == 16 * 2 * 30 * 3 * 64 * 4
-    free = 8 * GIB - ledger.weight_bytes - ledger.activation_bytes
+    free = 8 * GIB - fixed(ledger)
     assert free / 4 - ledger.block_bytes < ledger.kv_bytes <= free / 4
     assert ledger.kv_bytes == ledger.num_blocks * ledger.block_bytes
     assert ledger.max_full_length_requests == ledger.num_blocks // 512
@@ -165,6 +175,22 @@ def test_by_default_a_quarter_of_what_is_free(smollm2):
 def test_activations_hold_at_least_the_logits_and_the_hidden_states_of_the_largest_step(smollm2):
     ledger = plan(topology_from("m"), smollm2, 8 * GIB)
     assert ledger.activation_bytes >= 4 * (64 * 49152 + 2048 * (576 + 2 * 1536))
+
+
+def test_boards_are_their_slots_and_graphs_need_a_gpu(smollm2):
+    topology = topology_from("m")
+    ledger = plan(topology, smollm2, 8 * GIB)
+    boards = plan_boards(topology, 8192, epoch=1)
+    assert ledger.board_bytes == sum(4 * board.slot_bytes for board in boards)
+    assert ledger.graph_bytes == 0
+
+
+def test_each_further_process_costs_an_interpreter_and_each_actor_something(smollm2):
+    one = plan(topology_of(("frontend", "tokenizer", "scheduler", "worker")), smollm2, 8 * GIB)
+    two = plan(topology_of(("frontend", "tokenizer", "scheduler"), ("worker",)), smollm2, 8 * GIB)
+    more = plan(topology_of(("frontend*2", "tokenizer", "scheduler"), ("worker",)), smollm2, 8 * GIB)
+    assert 15 * MIB < two.runtime_bytes - one.runtime_bytes < 30 * MIB
+    assert 5 * MIB < more.runtime_bytes - two.runtime_bytes < 20 * MIB
 
 
 def test_by_default_no_more_than_the_largest_batch_can_use(smollm2):
@@ -176,17 +202,16 @@ def test_by_default_one_full_request_fits_if_it_can(smollm2):
     """With 400 MiB free a quarter holds 142 blocks; the default takes the 512 that a request of 8,192 tokens needs."""
     topology = topology_from("m")
     used = plan(topology, smollm2, 8 * GIB)
-    available = used.weight_bytes + used.activation_bytes + 400 * MIB
-    assert plan(topology, smollm2, available).num_blocks == 512
+    assert plan(topology, smollm2, fixed(used) + 400 * MIB).num_blocks == 512
     with pytest.raises(NotEnoughMemory, match=r"lower \[model\] max_model_len to 7,280 or less"):
         # 320 MiB hold 455 blocks of 720 KiB.
-        plan(topology, smollm2, used.weight_bytes + used.activation_bytes + 320 * MIB - 1)
+        plan(topology, smollm2, fixed(used) + 320 * MIB - 1)
 
 
 def test_an_explicit_share_is_not_capped(smollm2):
     topology = topology_from("m", ["scheduler.max_num_seqs=1", "model.max_model_len=16", "kv_cache.memory_share=0.5"])
     ledger = plan(topology, smollm2, 8 * GIB)
-    free = 8 * GIB - ledger.weight_bytes - ledger.activation_bytes
+    free = 8 * GIB - fixed(ledger)
     assert free / 2 - ledger.block_bytes <= ledger.kv_bytes <= free / 2
 
 
@@ -240,6 +265,8 @@ def test_a_ledger_adds_up_or_says_why_not(available, max_model_len, max_num_seqs
     except NotEnoughMemory as error:
         assert error.advice
         return
-    assert ledger.weight_bytes + ledger.activation_bytes + ledger.kv_bytes <= available
+    assert ledger.used_bytes <= available
+    parts = ("weight_bytes", "activation_bytes", "kv_bytes", "graph_bytes", "board_bytes", "runtime_bytes")
+    assert ledger.used_bytes == sum(getattr(ledger, part) for part in parts)
     assert ledger.num_blocks * 16 >= max_model_len
     assert ledger.max_full_length_requests >= 1

@@ -1,49 +1,103 @@
-"""The ledger's weights are those that the model itself says it will hold."""
+"""The ledger's weights are those that the model itself says it will hold, and that packing them takes."""
 
 from __future__ import annotations
 
-import msgspec
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
+from callboard.actors.launch import _cpu_flags
 from callboard.checkpoints.shape import ModelShape
 from callboard.models import linear
 from callboard.models.registry import model_class
-from callboard.topology import max_model_len_of, plan_memory, topology_from
+from callboard.topology import Arithmetic, arithmetic_of, topology_from
+from callboard.topology.weights import weight_bytes_of
 
 SMOLLM2_135M = ModelShape("llama", 30, 576, 9, 3, 64, 1536, 49152, 8192, 1e5, 1e-5, True, 1, (2,), 134_515_008)
 LLAMA_1B = ModelShape("llama", 16, 2048, 32, 8, 64, 8192, 128256, 131072, 5e5, 1e-5, True, 1, (2,), 1_235_814_400)
 LLAMA_8B = ModelShape("llama", 32, 4096, 32, 8, 128, 14336, 128256, 8192, 5e5, 1e-5, False, 1, (2,), 8_030_261_248)
-PACKED = {"native": (torch.float32, torch.bfloat16), "not native": (torch.float32,)}
+CPUS = {
+    "AVX-512": ({"avx2", "avx512bw", "avx512vl", "avx512dq"}, (torch.float32, torch.bfloat16), True),
+    "AVX2": ({"avx2"}, (torch.float32,), True),
+    "older": ({"sse4_2"}, (torch.float32,), False),
+    "ARM": ({"asimd", "bf16"}, (torch.float32, torch.bfloat16), False),
+}
+"""Flags, what oneDNN packs, whether FBGEMM does."""
 
 
-def ledger_weights(shape: ModelShape, dtype: torch.dtype, device: str) -> int:
-    topology = topology_from("m")
-    *others, worker = topology.process
-    worker = msgspec.structs.replace(worker, device=device)
-    topology = msgspec.structs.replace(topology, process=(*others, worker))
-    size = dtype.itemsize
-    return plan_memory(topology, shape, 1 << 40, dtype_bytes=size, kv_dtype_bytes=size).weight_bytes
+def arithmetic(dtype: str, device: str = "cpu", flags: frozenset[str] | set[str] = frozenset()) -> Arithmetic:
+    topology = topology_from(
+        "m", [f"model.dtype={dtype}", f"model.kv_dtype={dtype}", f"process.worker.device={device}"]
+    )
+    return arithmetic_of(topology, flags)
 
 
-@pytest.mark.parametrize("bfloat16", PACKED)
+@pytest.mark.parametrize("cpu", CPUS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [SMOLLM2_135M, LLAMA_1B, LLAMA_8B], ids=["135M", "1B", "8B"])
-def test_on_a_cpu_they_are_within_5_percent(monkeypatch, shape, dtype, bfloat16):
-    monkeypatch.setattr(linear, "can_pack", lambda dtype: dtype in PACKED[bfloat16])
-    monkeypatch.setattr(linear, "can_pack_half", lambda: True)
-    held = model_class("llama").planned_bytes(
-        shape, dtype, torch.device("cpu"), max_model_len_of(topology_from("m"), shape)
+def test_they_are_what_the_model_plans_to_hold(monkeypatch, shape, dtype, cpu):
+    flags, packed, can_pack_half = CPUS[cpu]
+    monkeypatch.setattr(linear, "can_pack", lambda dtype: dtype in packed)
+    monkeypatch.setattr(linear, "can_pack_half", lambda: can_pack_half)
+    held = model_class("llama").planned_bytes(shape, dtype, torch.device("cpu"), shape.max_position)
+    name = str(dtype).removeprefix("torch.")
+    assert weight_bytes_of(shape, arithmetic(name, flags=flags), shape.max_position) == held
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_cpus_flags_tell_what_trying_tells(dtype):
+    """On the machine at hand."""
+    device = torch.device("cpu")
+    of_flags = arithmetic(str(dtype).removeprefix("torch."), flags=_cpu_flags())
+    held = linear.held_dtype(dtype, device)
+    assert (of_flags.compute_bytes, of_flags.matrix_bytes) == (
+        linear.compute_dtype(dtype, device).itemsize,
+        held.itemsize,
     )
-    assert ledger_weights(shape, dtype, "cpu") == pytest.approx(held, rel=0.05)
+    assert of_flags.is_head_copied == linear.is_packed(dtype, device)
+    assert of_flags.matrix_columns == linear.held_columns(1, held)
 
 
 def test_a_gpu_shares_a_tied_head_with_the_embedding():
     held = model_class("llama").planned_bytes(SMOLLM2_135M, torch.bfloat16, torch.device("cuda"), 8192)
-    assert ledger_weights(SMOLLM2_135M, torch.bfloat16, "cuda") == pytest.approx(held, rel=0.05)
+    assert weight_bytes_of(SMOLLM2_135M, arithmetic("bfloat16", "cuda"), 8192) == held
 
 
 def test_the_demo_model_in_numbers():
     """float32: 134,515,008 parameters, 49,152 rows of 576 once more, 8,192 positions with 64 cosines and 64 sines."""
-    assert ledger_weights(SMOLLM2_135M, torch.float32, "cpu") == 4 * (134_515_008 + 28_311_552 + 1_048_576)
-    assert ledger_weights(SMOLLM2_135M, torch.float32, "cuda:0") == 4 * (134_515_008 + 1_048_576)
+    table = 8192 * 2 * 64
+    assert weight_bytes_of(SMOLLM2_135M, arithmetic("float32"), 8192) == 4 * (134_515_008 + 28_311_552 + table)
+    assert weight_bytes_of(SMOLLM2_135M, arithmetic("float32", "cuda:0"), 8192) == 4 * (134_515_008 + table)
+    # As float16 on a CPU with AVX2 rows of 576 take 1,024: 30 layers of 5,120 such rows and 576 whole ones of 1,536.
+    layers = 30 * (5120 - 512) * 1024 + 30 * 576 * 1536
+    half = 2 * (49152 * 1024 + layers + 49152 * 576) + 4 * (61 * 576 + table)
+    assert weight_bytes_of(SMOLLM2_135M, arithmetic("bfloat16", flags={"avx2"}), 8192) == half
+
+
+PACK = """
+import ctypes, sys, torch
+from callboard.models.linear import hold_linear
+def resident():
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(open("/proc/self/status").read().split("RssAnon:")[1].split()[0]) * 1024
+torch.set_num_threads(1)
+dtype = getattr(torch, sys.argv[1])
+make = lambda rows: hold_linear(torch.ones(rows, 576, dtype=dtype))
+make(16)  # what the libraries set up once
+before = resident()
+held = [make(16384) for _ in range(4)]
+print(resident() - before, sum(matrix.num_bytes for matrix in held))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_packed_matrix_takes_what_it_says(dtype):
+    root = str(Path(__file__).parents[2] / ".types")
+    program = f"import sys; sys.path.insert(0, {root!r})\n{PACK}"
+    done = subprocess.run([sys.executable, "-P", "-c", program, dtype], capture_output=True, text=True, check=True)
+    resident, said = map(int, done.stdout.split())
+    assert said == pytest.approx(resident, rel=0.02)
