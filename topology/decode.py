@@ -42,7 +42,8 @@ def _complete(sound: Table) -> None:
         tables = sound.get(name, ())
         assert struct is not None
         for table in tables if is_list and isinstance(tables, list) else [tables]:
-            if name in sound and any(f.required and f.name not in table for f in msgspec.structs.fields(struct)):
+            is_whole = table is None or all(f.name in table for f in msgspec.structs.fields(struct) if f.required)
+            if not is_whole and name in sound:
                 del sound[name]
 
 
