@@ -14,7 +14,7 @@ CallboardError
 │   ├── MessageTooLarge   larger than the slot or the limit that the topology fixed
 │   ├── StaleEpoch        a record or handle of an earlier life of the board
 │   ├── ProtocolViolation a gap, a broken header, a message of an unknown kind
-│   └── EndOfStream       the writer closed the board on purpose
+│   └── EndOfStream       the writer closed the board on purpose, or died and the board was sealed
 ├── StartFailed           a start that failed: phase, cause, advice; printed on one screen, exit code 1
 │   └── ConfigError       a bad value in the topology, on the command line, or in a model's files
 │       ├── ModelNotFound
@@ -142,7 +142,7 @@ class ProtocolViolation(ActorFault):
 
 
 class EndOfStream(ActorFault):
-    """The writer closed the board on purpose."""
+    """The writer closed the board on purpose, or died and the supervisor sealed it: nothing more will come."""
 
 
 class StartFailed(CallboardError):

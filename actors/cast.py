@@ -14,7 +14,7 @@ from ..mailbox.messages.admission import TokenizerToScheduler
 from ..mailbox.messages.control import Attach, Gone, Settled, Start
 from ..mailbox.messages.requests import TokenizerToFrontend
 from ..scheduling import Scheduler, SchedulerLimits, SchedulerStatistics
-from ..shm_queue import BoardLayout, BoardReader, BoardWriter, Phase, ProgressPage, close_board
+from ..shm_queue import START_PHASES, BoardLayout, BoardReader, BoardWriter, Phase, ProgressPage, close_board
 from ..topology import kind_of, max_plan_tokens
 from .base import Actor, run_actor
 from .faults import Faults
@@ -129,9 +129,9 @@ class Cast:
             prefix_caching=kv_cache.prefix_caching,
             max_model_len=self._start.max_model_len,
             max_plan_tokens=max_plan_tokens(topology, self._start.max_model_len),
+            resume_grace_s=topology.supervision.resume_grace_s,
         )
         line = self._page.line(self._start.all_actors.index(name))
-        line.mark(phase=Phase.SERVING)
         inbox = self._inboxes[name]
         faults = Faults()
         tokenizers = self._senders(name, "tokenizer", faults)
@@ -150,22 +150,25 @@ class Cast:
         eos_token_ids = tuple(sorted({*start.shape.eos_token_ids, *tokenizer.eos_token_ids}))
         for name in names:
             faults = Faults()
+            line = self._page.line(start.all_actors.index(name))
             actor = TokenizerActor(
                 name,
                 self._inboxes[name],
                 tokenizer,
                 self._senders(name, "scheduler", faults),
                 self._senders(name, "frontend", faults),
+                line,
                 faults,
                 max_model_len=start.max_model_len,
                 max_encodings=start.topology.scheduler.max_queued_requests,
                 eos_token_ids=eos_token_ids,
             )
             self._tokenizers.append(actor)
-            self._page.line(start.all_actors.index(name)).mark(phase=Phase.SERVING)
+            line.mark(phase=Phase.SERVING)
 
     async def _make_worker(self, name: str) -> None:
-        from .worker import WorkerActor, make_runner
+        from .runners import make_runner
+        from .worker import WorkerActor
 
         start = self._start
         section = next(p for p in start.topology.process if p.name == start.process)
@@ -196,6 +199,7 @@ class Cast:
             model_name=start.topology.model.served_name or start.checkpoint.name,
             max_model_len=start.max_model_len,
             vocab_size=start.shape.vocab_size,
+            max_live_requests=start.topology.scheduler.max_queued_requests + start.topology.scheduler.max_num_seqs,
             scheduler=next(a for a in start.all_actors if kind_of(a) == "scheduler"),
             read_health=self._read_health,
             read_statistics=self._statistics_reader(),
@@ -216,8 +220,9 @@ class Cast:
         for index, actor in enumerate(self._start.all_actors):
             line = self._page.line(index)
             phase = line.phase
-            if phase in (Phase.STARTING, Phase.LOADING, Phase.WARMING):
-                return Health(is_live=True, is_ready=False, reason=f"{actor} is {phase.name.lower()}")
+            if phase in (*START_PHASES, Phase.WAITING):
+                what = "waiting for a worker" if phase is Phase.WAITING else phase.name.lower()
+                return Health(is_live=True, is_ready=False, reason=f"{actor} is {what}")
             if still_s := _seconds_since(line.stepping_since_ns, _NOT_LIVE_AFTER * supervision.step_deadline_s):
                 return Health(False, False, f"{actor} has been in step {line.step} for {still_s:.0f} s")
             if still_s := _seconds_since(line.heartbeat_ns, _NOT_LIVE_AFTER * supervision.actor_deadline_s):
@@ -231,7 +236,7 @@ class Cast:
             times = list(self._page.line(index).phase_times_ns().items())
             seconds = {}
             for (phase, since_ns), (_, until_ns) in pairwise([*times, (Phase.IDLE, now_ns)]):
-                if phase in (Phase.STARTING, Phase.LOADING, Phase.WARMING):
+                if phase in START_PHASES:
                     seconds[phase.name.lower()] = (until_ns - since_ns) / 1e9
             starts.append(ActorStart(actor, self._page.line(index).phase.name.lower(), seconds))
         return starts
@@ -286,7 +291,7 @@ class Cast:
     def settled(self, message: Settled) -> None:
         """Everybody has parted from these actors: the requests that were with them go on."""
         for frontend in self.frontends:
-            frontend.settled(message.actors)
+            frontend.settled(message.actors, message.suspects, has_served=message.has_served)
 
     def beat(self) -> None:
         """Called from the event loop now and then: it turns."""

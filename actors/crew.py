@@ -10,10 +10,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from ..mailbox.messages.control import Gone, Start, SupervisorToChild
+from ..mailbox.messages.control import Gone, Settled, Start, SupervisorToChild
 from ..shm_queue import Phase, ProgressLine, ProgressPage, create_progress_page
 from ..topology import expand_actors, kind_of
 from .children import Child, spawn
+from .description import describe_engine
 from .epoch import EpochBoards
 from .launch import Launch
 from .watchdog import Watchdog
@@ -41,6 +42,7 @@ class Crew:
         self._watchdog = Watchdog(launch.topology.supervision)
         self._page_fd = create_progress_page(len(self.all_actors))
         self._page = ProgressPage(self._page_fd, len(self.all_actors))
+        self._description_fd: int | None = None
         self._scheduler_process = self.process_of("scheduler")
         self._worker_process = self.process_of("worker")
 
@@ -63,6 +65,7 @@ class Crew:
     def open(self) -> str:
         """Bind the sockets, make the boards; returns the server's URL. Raises ConfigError, OSError, ActorFault."""
         url = self._wiring.bind()
+        self._description_fd = describe_engine(self._page_fd, url, self._launch)
         self._boards.renew()
         return url
 
@@ -113,6 +116,12 @@ class Crew:
         asyncio.get_running_loop().remove_reader(child.pidfd)
         child.reap()
         child.close()
+
+    def describe_death(self, dead: Child) -> Settled:
+        """For the frontends, once all have parted; to be asked before `part_from` clears the progress lines."""
+        actors = self.actors_of[dead.name]
+        marks = (self.line(actor).working_on for actor in actors)
+        return Settled(actors, has_served=dead.is_ready, suspects=tuple(mark for mark in marks if mark))
 
     def part_from(self, dead: Child) -> set[str]:
         """New links and boards in place of those that `dead` used; its neighbours are told to part from it.
@@ -196,3 +205,5 @@ class Crew:
         self._boards.close()
         self._wiring.close()
         os.close(self._page_fd)
+        if self._description_fd is not None:
+            os.close(self._description_fd)

@@ -1,6 +1,7 @@
 """The frontend actor: holds each live request and what it has delivered, and hands text to whoever reads the stream.
 
-It knows no HTTP: `server/` builds its app over this class, through the protocol in `frontend_api.py`.
+It knows no HTTP: `server/` builds its app over this class, through the protocol in `frontend_api.py`. When an actor on
+a request's way dies, the request goes on from what is held here (`gone`, `settled`): nobody else raises `attempt`.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import assert_never
 
-from ..errors import EngineFailure, Overloaded, ProtocolViolation, RequestError, Unavailable, WouldBlock
+from ..errors import EngineFailure, Overloaded, RequestError, Unavailable
 from ..mailbox import Inbox
 from ..mailbox.messages.requests import (
     Abort,
@@ -24,82 +25,14 @@ from ..mailbox.messages.requests import (
 )
 from ..mailbox.messages.sampling import SamplingParams
 from ..scheduling.statistics import SchedulerStatistics
+from ..shm_queue import mark_of
 from .faults import Faults
-from .frontend_api import ActorStart, Delta, Health
+from .frontend_api import ActorStart, Health
 from .sender import Sender
+from .stream import Stream
 
-
-class Stream:
-    """One live request as its reader sees it (`RequestStream`): unread deltas merge, so it holds at most one."""
-
-    def __init__(self, generate: Generate, on_close: Callable[[Stream], None]) -> None:
-        self.request_id = generate.request_id
-        self.attempt = generate.attempt
-        self.tokenizer = generate.tokenizer
-        self.num_tokens = 0
-        """Tokens received so far: the position of the next."""
-        self.is_ended = False
-        """A terminal event or an error has arrived; the reader may not have taken it yet."""
-        self._on_close = on_close
-        self._unread: Delta | None = None
-        self._error: RequestError | None = None
-        self._is_read_out = False
-        self._arrived = asyncio.Event()
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self
-
-    async def __anext__(self) -> Delta:
-        if self._is_read_out:
-            raise StopAsyncIteration
-        await self._arrived.wait()
-        self._arrived.clear()
-        if self._is_read_out:
-            raise StopAsyncIteration
-        if self._unread is not None:
-            delta, self._unread = self._unread, None
-            self._is_read_out = delta.finish is not None
-            if self._error is not None:
-                self._arrived.set()
-            return delta
-        self._is_read_out = True
-        assert self._error is not None, "woken without a delta or an error"
-        raise self._error
-
-    def push(self, delta: Delta) -> None:
-        """Add what arrived. Positions that it has are the caller's to drop."""
-        self.num_tokens += len(delta.token_ids)
-        self._unread = delta if self._unread is None else _merge(self._unread, delta)
-        self.is_ended = delta.finish is not None
-        self._arrived.set()
-
-    def fail(self, error: RequestError) -> None:
-        """End with an error, behind the deltas that are still unread."""
-        if not self.is_ended:
-            self.is_ended, self._error = True, error
-            self._arrived.set()
-
-    def close(self) -> None:
-        self._is_read_out = True
-        self._unread = None
-        self._arrived.set()  # a task may be waiting for a delta
-        self._on_close(self)
-
-
-def _merge(first: Delta, second: Delta) -> Delta:
-    logprobs = None
-    if first.logprobs is not None or second.logprobs is not None:
-        logprobs = [*(first.logprobs or ()), *(second.logprobs or ())]
-    prompt = first.prompt_token_ids if first.prompt_token_ids is not None else second.prompt_token_ids
-    return Delta(
-        choice=first.choice,
-        position=first.position,
-        token_ids=first.token_ids + second.token_ids,
-        text=first.text + second.text,
-        finish=second.finish,
-        logprobs=logprobs,
-        prompt_token_ids=prompt,
-    )
+MAX_SUSPICIONS = 3
+"""Deaths that a request may have caused, with no new token between, after which it ends with an error."""
 
 
 class Frontend:
@@ -115,6 +48,7 @@ class Frontend:
         model_name: str,
         max_model_len: int,
         vocab_size: int,
+        max_live_requests: int,
         scheduler: str,
         read_health: Callable[[], Health],
         read_statistics: Callable[[], SchedulerStatistics],
@@ -127,6 +61,7 @@ class Frontend:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self._tokenizers = dict(tokenizers)
+        self._max_live_requests = max_live_requests
         self._turn = itertools.cycle(self._tokenizers)
         self._scheduler = scheduler
         self._read_health = read_health
@@ -146,28 +81,58 @@ class Frontend:
         *,
         cache_salt: str = "",
         returns_prompt: bool = False,
+        num_choices: int = 1,
     ) -> Stream:
         if self._refusing is not None:
             raise self._refusing
-        tokenizer = next(self._turn)
+        self._check_room(num_choices)
         generate = Generate(
             request_id=request_id,
             attempt=1,
             frontend=self.name,
-            tokenizer=tokenizer,
+            tokenizer=self._tokenizer_with_room(),
             scheduler=self._scheduler,
             prompt=prompt,
             sampling=sampling,
             arrival_ns=time.monotonic_ns(),
             cache_salt=cache_salt,
             returns_prompt=returns_prompt,
+            num_choices=num_choices,
         )
-        try:
-            self._tokenizers[tokenizer].send_nowait(generate)
-        except WouldBlock:
-            raise Overloaded("the tokenizer's mailbox is full; try again in a second", retry_after_s=1) from None
+        self._tokenizers[generate.tokenizer].post(generate)
         stream = self._live[request_id] = Stream(generate, self._close)
         return stream
+
+    def _tokenizer_with_room(self) -> str:
+        """In turn, one that keeps nothing; else the one that keeps the fewest messages, within a limit: the mailbox of
+        one that has died is full until the supervisor says so, and what is kept for it is resumed then."""
+        names = list(itertools.islice(self._turn, len(self._tokenizers)))
+        next(self._turn)
+        name = min(names, key=lambda name: self._tokenizers[name].num_kept)
+        if self._tokenizers[name].num_kept >= _MAX_KEPT:
+            raise self._when_to_retry(Overloaded("the tokenizer's mailbox is full; try again later"))
+        return name
+
+    def _check_room(self, num_choices: int) -> None:
+        """Spares a request the way to a scheduler whose queue is full. The page may be a step old: the scheduler has
+        the last word."""
+        if len(self._live) >= self._max_live_requests:
+            live = (
+                f"this frontend holds {len(self._live):,} requests, as many as may (max_queued_requests + max_num_seqs)"
+            )
+            raise self._when_to_retry(Overloaded(f"{live}; try again later", code="queue_full"))
+        statistics = self._read_statistics()
+        has_page = statistics.num_blocks > 0
+        if has_page and statistics.num_queued_room < num_choices:
+            room = f"it has room for {statistics.num_queued_room:,} requests more, this one needs {num_choices:,}"
+            error = Overloaded(f"the queue is full: {room} (max_queued_requests); try again later", code="queue_full")
+            raise self._when_to_retry(error)
+
+    def _when_to_retry(self, error: RequestError) -> RequestError:
+        """`error`, if it is a 429 that says no time, with the one in which the scheduler expects to have room."""
+        if error.status == Overloaded.status and error.retry_after_s is None:
+            error.retry_after_s = max(1, self._read_statistics().retry_after_s)
+        return error
 
     def health(self) -> Health:
         health = self._read_health()
@@ -188,10 +153,11 @@ class Frontend:
         """The reader has gone. Nobody waits for a terminal event any more, so the request is forgotten here at once."""
         if self._live.get(stream.request_id) is stream:
             self._forget(stream)
-            if not stream.is_ended:
+            if not (stream.is_ended or stream.is_aborted):
                 self._abort(stream, "client closed the stream")
 
     def _abort(self, stream: Stream, reason: str) -> None:
+        stream.is_aborted = True
         self._tokenizers[stream.tokenizer].post(Abort(stream.request_id, stream.attempt, reason))
 
     def _forget(self, stream: Stream) -> None:
@@ -206,11 +172,10 @@ class Frontend:
             case TextDeltas():
                 for row in range(len(message.request_ids)):
                     self._take_row(message, row)
-            case Refused():
+            case Refused():  # of any choice: the tokenizer has ended the others
                 stream = self._live.get(message.request_id)
                 if stream is not None and stream.attempt == message.attempt:
-                    stream.fail(_error_of(message))
-                    self._forget(stream)
+                    self._fail(stream, self._when_to_retry(_error_of(message)))
             case _:
                 assert_never(message)
 
@@ -219,26 +184,57 @@ class Frontend:
 
     def _take_row(self, deltas: TextDeltas, row: int) -> None:
         stream = self._live.get(deltas.request_ids[row])
-        if stream is None or stream.attempt != deltas.attempts[row] or stream.is_ended:
+        if stream is None or stream.attempt != deltas.attempts[row]:
             return
-        position, count = deltas.positions[row], len(deltas.token_ids[row])
-        finish = deltas.finishes.get(row)
-        if count and finish is None and position + count <= stream.num_tokens:
-            return  # it has all of them
-        if position != stream.num_tokens:  # a gap, or text that cannot be cut at the tokens it has
-            raise ProtocolViolation(f"{stream.request_id}: delta at {position}, the frontend has {stream.num_tokens}")
-        delta = Delta(
-            choice=deltas.choices[row],
-            position=position,
-            token_ids=deltas.token_ids[row],
-            text=deltas.texts[row],
-            finish=finish,
-            logprobs=deltas.logprobs.get(row),
-            prompt_token_ids=deltas.prompts.get(row),
-        )
-        stream.push(delta)
-        if finish is not None:
+        stream.push(deltas, row)
+        if stream.is_ended:
             self._forget(stream)
+
+    def _fail(self, stream: Stream, error: RequestError) -> None:
+        stream.fail(error)
+        self._forget(stream)
+
+    # Deaths
+
+    def gone(self, actor: str) -> None:
+        """`actor` died, and the links with it lead to its successor: what was with it waits for `settled`."""
+        for stream in self._live.values():
+            stream.is_lost = stream.is_lost or stream.tokenizer == actor
+
+    def settled(self, actors: Sequence[str], suspects: Collection[int] = (), *, has_served: bool = True) -> None:
+        """Nobody has anything of these dead actors any more: the requests that were with them are resumed.
+
+        A request may have been what they died of: with a scheduler that had `has_served`, any that it held; with a
+        tokenizer the one that it had in hand (`suspects`). One that is so for the third time, without a new token
+        between, ends with an error.
+        """
+        for stream in list(self._live.values()):
+            is_of_scheduler = stream.generate.scheduler in actors
+            if is_of_scheduler or (stream.is_lost and stream.tokenizer in actors):
+                is_suspect = (is_of_scheduler and has_served) or mark_of(stream.request_id) in suspects
+                stream.num_suspicions += is_suspect
+                self._resume(stream)
+
+    def _resume(self, stream: Stream) -> None:
+        if stream.is_aborted:
+            self._abort(stream, "its first abort may be lost")
+            stream.finish_aborted()
+            self._forget(stream)
+        elif stream.num_suspicions == MAX_SUSPICIONS:
+            sentence = f"the engine died {MAX_SUSPICIONS} times under this request and made no token of it between"
+            self._abort(stream, sentence)
+            self._fail(stream, EngineFailure(sentence))
+        else:
+            tokenizer = self._next_tokenizer(stream)
+            self._tokenizers[tokenizer].post(stream.resume(tokenizer))
+
+    def _next_tokenizer(self, stream: Stream) -> str:
+        """A tokenizer that lives is kept, for its state of the request is replaced and not left behind; for one that
+        died another is taken, if there is one, for its successor may be busy with its start."""
+        if not stream.is_lost:
+            return stream.tokenizer
+        tokenizer = next(self._turn)
+        return next(self._turn) if tokenizer == stream.tokenizer else tokenizer
 
     # Control
 
@@ -250,15 +246,15 @@ class Frontend:
         """The engine is ending: every stream ends with an error event and nothing new is taken."""
         self.refuse_new(Unavailable(f"the engine is ending: {reason}"))
         for stream in list(self._live.values()):
-            stream.fail(EngineFailure(reason))
-            self._forget(stream)
+            self._fail(stream, EngineFailure(reason))
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, wait for the live requests, abort those left at the deadline and wait for their ends."""
         self.refuse_new(Unavailable("the engine is shutting down", retry_after_s=1))
         if not await self._wait_empty(timeout_s):
             for stream in self._live.values():
-                self._abort(stream, "the engine is shutting down")
+                if not stream.is_aborted:
+                    self._abort(stream, "the engine is shutting down")
             if not await self._wait_empty(_ABORT_GRACE_S):
                 self.fail_all("the engine is shutting down")
 
@@ -285,6 +281,8 @@ class Frontend:
         return list(self._tokenizers.values())
 
 
+_MAX_KEPT = 64
+"""New requests wait in the frontend for a tokenizer's mailbox only behind fewer kept messages than this."""
 _ABORT_GRACE_S = 2.0
 """How long aborted requests may take to come back with their terminal event before they are ended with an error."""
 

@@ -26,14 +26,16 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     logprobs: list[TokenText] | None = None
     """One entry a token of `token_ids`, if asked for."""
     prompt_token_ids: list[int] | None = None
-    """In the first delta, if asked for."""
+    """In the first delta of the choice, if asked for."""
 
 
 class RequestStream(Protocol):
-    """One live request. Iterate it for deltas; it ends after the delta with `finish`.
+    """One live request. Iterate it for deltas; it ends when every choice has had its delta with `finish`.
 
-    Iteration raises RequestError (InvalidRequest, Overloaded, ...) if the request is refused, EngineFailure if the
-    engine dies. `close()` may be called at any time and twice: it aborts the request if it has not ended.
+    Deltas of one choice come in order, those of several choices in any; nothing comes of a choice after its `finish`.
+    Iteration raises RequestError (InvalidRequest, Overloaded, ...) if any choice is refused, and then no choice goes
+    on; EngineFailure if the engine dies, or died again and again under this request. One task iterates. `close()` may
+    be called at any time and twice: it aborts all choices that have not ended.
     """
 
     request_id: str
@@ -81,8 +83,12 @@ class FrontendAPI(Protocol):
         *,
         cache_salt: str = "",
         returns_prompt: bool = False,
+        num_choices: int = 1,
     ) -> RequestStream:
-        """Send a request on its way; never waits. Raises Overloaded (429) or Unavailable (503)."""
+        """Send a request for `num_choices` >= 1 answers on its way; never waits.
+
+        Raises Overloaded (429), always with `retry_after_s`, or Unavailable (503).
+        """
         ...
 
     def health(self) -> Health: ...

@@ -11,8 +11,8 @@ import msgspec
 from ..errors import StaleEpoch, WouldBlock
 from ..mailbox import Inbox
 from ..mailbox.messages.admission import SchedulerToTokenizer, TokenizerToScheduler
-from ..mailbox.messages.steps import StepResult
-from ..scheduling import Event, Scheduler, SchedulerStatistics, WorkerAttached, WorkerGone
+from ..mailbox.messages.steps import StepOutcome, StepResult
+from ..scheduling import Event, Scheduler, SchedulerStatistics, TokenizerGone, WorkerAttached, WorkerGone
 from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressLine
 from .faults import Faults
 from .log import log_event
@@ -48,9 +48,12 @@ class SchedulerActor:
         self._decoder = msgspec.msgpack.Decoder(StepResult)
         self._idle_check: asyncio.TimerHandle | None = None
         self._num_steps_checked = 0
+        self._deadline_ns: int | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
         for sender in tokenizers.values():
             sender.on_room = self._send_deltas
         progress.set_statistics(scheduler.statistics())
+        progress.mark(phase=Phase.WAITING)
 
     # Messages
 
@@ -58,6 +61,11 @@ class SchedulerActor:
         self._events.append(message)
 
     def flush(self) -> None:
+        self._advance()
+
+    def gone(self, tokenizer: str) -> None:
+        """A tokenizer died: its requests wait for a higher attempt, or for the end of their grace."""
+        self._events.append(TokenizerGone(tokenizer))
         self._advance()
 
     # Boards
@@ -98,6 +106,8 @@ class SchedulerActor:
                 result = self._decoder.decode(board.receive_nowait())
                 if result.epoch != self._epoch:
                     raise StaleEpoch(result.epoch, self._epoch)
+                if result.outcome is StepOutcome.FAILED:
+                    log_event("scheduler.step_failed", step=result.step, error=result.error)
                 self._events.append(result)
         except WouldBlock:
             pass
@@ -118,8 +128,27 @@ class SchedulerActor:
         self._send_deltas()
         statistics = scheduler.statistics()
         self._progress.set_statistics(statistics)
-        self._progress.mark(phase=Phase.SERVING, step=statistics.num_steps)
+        phase = Phase.WAITING if self._call_board is None else Phase.SERVING
+        self._progress.mark(phase=phase, step=statistics.num_steps)
         self._plan_idle_check(statistics)
+        self._set_deadline(scheduler.next_deadline_ns())
+
+    def _set_deadline(self, deadline_ns: int | None) -> None:
+        """One timer for the scheduler's next deadline. `now_ns` and the loop's time are the same clock."""
+        if deadline_ns == self._deadline_ns:
+            return
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        self._deadline_ns, self._deadline_timer = deadline_ns, None
+        if deadline_ns is not None:
+            self._deadline_timer = asyncio.get_running_loop().call_at(deadline_ns / 1e9, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        self._deadline_ns = self._deadline_timer = None  # the loop may be early by its resolution: then it is set again
+        try:
+            self._advance()
+        except Exception as error:  # as in `_on_results`
+            self.faults.report(error)
 
     def _send_deltas(self) -> None:
         """One message a tokenizer. Where there is no room the tokens stay in the scheduler, which merges later ones."""
@@ -158,6 +187,7 @@ class SchedulerActor:
     def close(self) -> None:
         if self._idle_check is not None:
             self._idle_check.cancel()
+        self._set_deadline(None)
         self.detach()
         self.faults.cancel()
         for sender in self._tokenizers.values():

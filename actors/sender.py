@@ -37,6 +37,11 @@ class Sender(Generic[M]):
         """Messages are kept; one more would wait behind them."""
         return bool(self._kept)
 
+    @property
+    def num_kept(self) -> int:
+        """Messages that wait for room."""
+        return len(self._kept)
+
     def send_nowait(self, message: M) -> None:
         """Send now, or raise WouldBlock; the message is not kept."""
         if self._kept:

@@ -13,7 +13,7 @@ import asyncio
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from ..errors import ActorFault, EndOfStream, StartFailed, WouldBlock
@@ -202,7 +202,8 @@ class Supervisor:
         )
         if self._is_draining and self._crew.holds(child.name, "frontend") and child.name not in self._drained:
             self._status = 1  # with requests that will have no end
-        self._settle(self._barriers.lost(child.name))
+        for settled in self._barriers.lost(child.name):
+            self._settle(settled)
         self._replace(child)
 
     def _replace(self, dead: Child) -> None:
@@ -212,12 +213,13 @@ class Supervisor:
         if backoff_s is None:
             self._fail(f"process {dead.name} {restarts.describe()}; the last time: {dead.cause()}")
             return
+        settled = self._crew.describe_death(dead)
         try:
             parting = self._crew.part_from(dead)
         except (StartFailed, ActorFault, OSError) as error:
             self._fail(f"process {dead.name} died ({dead.cause()}) and cannot be started again: {error}")
             return
-        self._settle(self._barriers.begin(dead.name, dead.incarnation, self._crew.actors_of[dead.name], parting))
+        self._settle(self._barriers.begin(dead.name, dead.incarnation, settled, parting))
         if self._has_use(dead.name):
             self._faults.start(self._respawn(dead, backoff_s))
 
@@ -236,10 +238,9 @@ class Supervisor:
         except (StartFailed, OSError) as error:
             self._fail(f"process {dead.name} died ({dead.cause()}) and cannot be started again: {error}")
 
-    def _settle(self, actors: Iterable[str]) -> None:
-        """All neighbours have parted from the dead incarnation of these actors: the frontends resume."""
-        settled = Settled(tuple(actors))
-        if settled.actors:
+    def _settle(self, settled: Settled | None) -> None:
+        """All neighbours have parted from a dead incarnation: the frontends resume."""
+        if settled is not None:
             for child in self._crew.living("frontend"):
                 child.control.send(settled)
 

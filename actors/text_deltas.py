@@ -1,4 +1,4 @@
-"""Text on its way to the frontends: at most one unsent row a request, later tokens merge into it."""
+"""Text on its way to the frontends: at most one unsent row a choice, later tokens merge into it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .text_state import TextState
 
 
 class _Row:
-    """The unsent part of one request."""
+    """The unsent part of one choice; its lists are its own and grow in place, so that merging is O(new)."""
 
     __slots__ = ("finish", "logprobs", "position", "prompt", "state", "texts", "token_ids")
 
@@ -24,7 +24,7 @@ class _Row:
 
 
 class TextDeltaBuffer:
-    """Rows by frontend, in order of arrival; bounded by the number of live requests."""
+    """Rows by frontend, in order of arrival; bounded by the number of live choices."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[tuple[str, int], _Row]] = {}
@@ -46,17 +46,23 @@ class TextDeltaBuffer:
         row = rows.get(key)
         if row is None or row.state is not state:
             row = rows[key] = _Row(state, position)
-        row.token_ids = row.token_ids + token_ids if row.token_ids else token_ids
+        row.token_ids += token_ids
         row.texts.append(text)
         row.finish = finish
         if logprobs is not None:
-            row.logprobs = logprobs if row.logprobs is None else row.logprobs + logprobs
+            if row.logprobs is None:
+                row.logprobs = []
+            row.logprobs += logprobs
         if prompt is not None:
             row.prompt = prompt
 
     def frontends(self) -> Sequence[str]:
         """Frontends that have unsent rows."""
         return list(self._rows)
+
+    def drop(self, frontend: str) -> None:
+        """Forget the unsent rows of a frontend that died."""
+        self._rows.pop(frontend, None)
 
     def take(self, frontend: str) -> TextDeltas:
         """All unsent rows of a frontend as one message; they count as sent from now on."""

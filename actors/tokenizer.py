@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import assert_never
-
-import msgspec
 
 from ..errors import EngineFailure, InvalidRequest, Overloaded, ProtocolViolation, RequestError
 from ..mailbox import Inbox
@@ -20,28 +18,32 @@ from ..mailbox.messages.admission import (
 )
 from ..mailbox.messages.requests import (
     Abort,
-    ChatPrompt,
+    Delivered,
     Finish,
     FrontendToTokenizer,
     Generate,
     Refused,
-    TextPrompt,
+    Resume,
     TokenizerToFrontend,
-    TokenPrompt,
-    TokenText,
 )
 from ..mailbox.messages.sampling import SamplingParams
+from ..shm_queue import ProgressLine, mark_of
 from ..text import Tokenizer
 from .faults import Faults
+from .prompt_encoder import PromptEncoder
 from .sender import Sender
 from .text_deltas import TextDeltaBuffer
 from .text_state import TextState
+from .text_states import TextStates
 
 TokenizerInbound = FrontendToTokenizer | SchedulerToTokenizer
 
 
 class TokenizerActor:
-    """Encodes in threads, detokenizes on the loop. One `TextState` for each admitted request."""
+    """Encodes in threads, detokenizes on the loop. One `TextState` for each choice of an admitted request.
+
+    A new request is one that is resumed from nothing: both take the same way, as a `Resume`.
+    """
 
     def __init__(
         self,
@@ -50,28 +52,30 @@ class TokenizerActor:
         tokenizer: Tokenizer,
         schedulers: Mapping[str, Sender[TokenizerToScheduler]],
         frontends: Mapping[str, Sender[TokenizerToFrontend]],
+        progress: ProgressLine,
         faults: Faults,
         *,
         max_model_len: int,
         max_encodings: int,
         eos_token_ids: tuple[int, ...],
-        encoder_threads: int = 1,
     ) -> None:
         self.name = name
         self.inbox = inbox
         self.faults = faults
+        self._progress = progress
         self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer, max_model_len)
         self._schedulers = schedulers
         self._frontends = frontends
-        self._max_model_len = max_model_len
         self._max_encodings = max_encodings
         self._eos_token_ids = eos_token_ids
-        self._states: dict[tuple[str, int], TextState] = {}
-        self._encoding: dict[str, Generate] = {}
+        self._states = TextStates()
+        self._encoding: dict[str, Resume] = {}
         """Requests whose prompt is being encoded; an abort takes one out, which cancels its admission."""
         self._num_encodings = 0
         """Prompts that wait for a thread or are in one, those of aborted requests included."""
-        self._threads = ThreadPoolExecutor(encoder_threads, thread_name_prefix="encode")
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        """One thread: prompts in parallel are for tokenizers of their own, and the progress line names one request."""
         self._unsent = TextDeltaBuffer()
         for sender in frontends.values():
             sender.on_room = self.flush
@@ -82,7 +86,9 @@ class TokenizerActor:
                 for row in range(len(message.request_ids)):
                     self._take_row(message, row)
             case Generate():
-                self._encode_soon(message)
+                self._encode_soon(Resume(message, [Delivered(i, [], 0) for i in range(message.num_choices)]))
+            case Resume():
+                self._resume(message)
             case Abort():
                 self._abort(message)
             case Refused():
@@ -99,114 +105,75 @@ class TokenizerActor:
 
     # In: prompts
 
-    def _encode_soon(self, generate: Generate) -> None:
-        is_full = self._num_encodings >= self._max_encodings
-        self._encoding[generate.request_id] = generate
+    def _encode_soon(self, resume: Resume) -> None:
+        generate = resume.generate
+        is_full = self._num_encodings >= self._max_encodings and generate.attempt == 1  # what was taken is not refused
+        self._encoding[generate.request_id] = resume
         if is_full:
             limit = f"{self._max_encodings:,} prompts wait to be encoded, as many as may (max_queued_requests)"
-            self._refuse(generate, Overloaded(limit, retry_after_s=1))
+            self._refuse(resume, Overloaded(f"{limit}; try again later"))
         elif not all(generate.sampling.stop):
-            self._refuse(generate, InvalidRequest("stop must not hold an empty string", param="stop"))
+            self._refuse(resume, InvalidRequest("stop must not hold an empty string", param="stop"))
         else:
             self._num_encodings += 1
-            self.faults.start(self._admit(generate))
+            self.faults.start(self._admit(resume))
 
-    async def _admit(self, generate: Generate) -> None:
+    async def _admit(self, resume: Resume) -> None:
+        generate = resume.generate
         loop = asyncio.get_running_loop()
         try:
-            ids = await loop.run_in_executor(self._threads, self._encode, generate)
-            if not self._is_wanted(generate):
-                return  # aborted while it was encoded
-            prompt_param = "messages" if isinstance(generate.prompt, ChatPrompt) else "prompt"
-            sampling = self._check(ids, generate.sampling, prompt_param)
+            prepared = await loop.run_in_executor(self._threads, self._prepare, resume)
         except RequestError as error:
-            self._refuse(generate, error)
+            self._refuse(resume, error)
             return
         except Exception as error:  # it belongs to this request alone: the template, or text that no tokenizer takes
-            self._refuse(generate, EngineFailure(f"the prompt could not be encoded: {type(error).__name__}: {error}"))
+            self._refuse(resume, EngineFailure(f"the prompt could not be encoded: {type(error).__name__}: {error}"))
             return
         finally:
             self._num_encodings -= 1
+        if prepared is None or not self._is_wanted(resume):
+            return  # ended while it was encoded
+        ids, sampling, states = prepared
         del self._encoding[generate.request_id]
-        self._states[generate.request_id, 0] = TextState(self._tokenizer, generate, 0, ids)
-        self._schedulers[generate.scheduler].post(
-            Admit(
-                request_id=generate.request_id,
-                choice=0,
-                attempt=generate.attempt,
-                tokenizer=self.name,
-                prompt_token_ids=ids,
-                sampling=sampling,
-                eos_token_ids=self._eos_token_ids,
-                arrival_ns=generate.arrival_ns,
-                cache_salt=generate.cache_salt,
+        for delivered, state in zip(resume.delivered, states, strict=True):
+            self._states.add(state)
+            self._schedulers[generate.scheduler].post(
+                Admit(
+                    request_id=generate.request_id,
+                    choice=delivered.choice,
+                    attempt=generate.attempt,
+                    tokenizer=self.name,
+                    prompt_token_ids=ids,
+                    sampling=sampling,
+                    eos_token_ids=self._eos_token_ids,
+                    arrival_ns=generate.arrival_ns,
+                    cache_salt=generate.cache_salt,
+                    output_token_ids=delivered.token_ids,
+                )
             )
-        )
 
-    def _is_wanted(self, generate: Generate) -> bool:
-        """The request was neither aborted nor refused; also asked from threads."""
-        return self._encoding.get(generate.request_id) is generate
+    def _prepare(self, resume: Resume) -> tuple[list[int], SamplingParams, Sequence[TextState]] | None:
+        """In a thread. None, and the prompt is not looked at, for a request that was ended while it waited."""
+        if not self._is_wanted(resume):
+            return None
+        self._progress.working_on = mark_of(resume.generate.request_id)
+        try:
+            ids, sampling = self._encoder.encode(resume.generate)
+            states = [TextState(self._tokenizer, resume.generate, delivered, ids) for delivered in resume.delivered]
+            for state in states:
+                state.catch_up()
+        finally:
+            self._progress.working_on = 0
+        return ids, sampling, states
 
-    def _encode(self, generate: Generate) -> list[int]:
-        """In a thread. The prompt of a request that was aborted while it waited is not looked at."""
-        if not self._is_wanted(generate):
-            return []
-        match generate.prompt:
-            case TokenPrompt(token_ids):
-                return token_ids
-            case TextPrompt(text):
-                return self._encode_text(text, "prompt", add_special_tokens=True)
-            case ChatPrompt(messages):
-                template = self._tokenizer.chat_template
-                if template is None:
-                    raise InvalidRequest(
-                        "the model has no chat template; use /v1/completions, or name one with model.chat_template",
-                        param="messages",
-                    )
-                return self._encode_text(template.render(messages), "messages", add_special_tokens=False)
-            case _:
-                assert_never(generate.prompt)
+    def _is_wanted(self, resume: Resume) -> bool:
+        """The request was neither ended nor resumed anew; also asked from threads."""
+        return self._encoding.get(resume.generate.request_id) is resume
 
-    def _encode_text(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        """A text that cannot fit is refused unread: others wait behind it for the encoder, megabytes take seconds."""
-        fewest = self._tokenizer.fewest_tokens(text)
-        if fewest >= self._max_model_len:
-            raise InvalidRequest(
-                f"prompt has {len(text):,} characters, which are at least {fewest:,} tokens, the limit is "
-                f"{self._max_model_len - 1:,} (max_model_len {self._max_model_len:,}, less one to generate); "
-                f"shorten it or raise max_model_len",
-                code="context_length_exceeded",
-                param=param,
-            )
-        return self._tokenizer.encode(text, add_special_tokens)
-
-    def _check(self, ids: list[int], sampling: SamplingParams, prompt_param: str) -> SamplingParams:
-        """The prompt's length against the model's; `max_tokens` gets its final value."""
-        limit = self._max_model_len
-        if not ids:
-            raise InvalidRequest("the prompt has no tokens; give at least one", param=prompt_param)
-        room = limit - len(ids)
-        if room < 1:
-            raise InvalidRequest(
-                f"prompt has {len(ids):,} tokens, the limit is {limit - 1:,} "
-                f"(max_model_len {limit:,}, less one to generate); shorten it or raise max_model_len",
-                code="context_length_exceeded",
-                param=prompt_param,
-            )
-        if sampling.max_tokens is None:
-            return msgspec.structs.replace(sampling, max_tokens=room)
-        if sampling.max_tokens > room:
-            raise InvalidRequest(
-                f"prompt has {len(ids):,} tokens and max_tokens is {sampling.max_tokens:,}, together "
-                f"{len(ids) + sampling.max_tokens:,}; the limit is {limit:,} (max_model_len)",
-                code="context_length_exceeded",
-                param="max_tokens",
-            )
-        return sampling
-
-    def _refuse(self, generate: Generate, error: RequestError) -> None:
-        if not self._is_wanted(generate):
+    def _refuse(self, resume: Resume, error: RequestError) -> None:
+        if not self._is_wanted(resume):
             return
+        generate = resume.generate
         del self._encoding[generate.request_id]
         self._frontends[generate.frontend].post(
             Refused(
@@ -221,25 +188,64 @@ class TokenizerActor:
                 error.retry_after_s,
             )
         )
+        if generate.attempt > 1:  # the scheduler may know an earlier attempt
+            self._tell_schedulers(Abort(generate.request_id, generate.attempt, error.message))
 
     def _refused(self, refused: Refused) -> None:
-        """The scheduler has no room: tell the frontend, forget the request."""
+        """The scheduler has no room: tell the frontend, forget the request, and end the choices that it has taken."""
         state = self._states.get((refused.request_id, refused.choice))
-        if state is not None and state.attempt == refused.attempt:
-            del self._states[refused.request_id, refused.choice]
-            self._frontends[state.generate.frontend].post(refused)
+        if state is None or state.attempt != refused.attempt:
+            return
+        generate = state.generate
+        if len(self._states.take(refused.request_id, refused.attempt)) > 1:
+            self._tell_schedulers(Abort(refused.request_id, refused.attempt, "another choice was refused"))
+        self._frontends[generate.frontend].post(refused)
+
+    # Ends and deaths
+
+    def _resume(self, resume: Resume) -> None:
+        """Replaces what is here of the request's earlier attempts; no terminal event of these is told to anybody."""
+        generate = resume.generate
+        self._withdraw(generate.request_id, generate.attempt - 1)
+        self._encode_soon(resume)
 
     def _abort(self, abort: Abort) -> None:
         """Ends every attempt up to its own, an encoding under way too, and always goes on to the scheduler."""
-        state = self._states.get((abort.request_id, 0))
-        encoding = self._encoding.get(abort.request_id)
-        if encoding is not None and encoding.attempt <= abort.attempt:
-            del self._encoding[abort.request_id]
-            state = TextState(self._tokenizer, encoding, 0, [])
-        if state is not None and state.attempt <= abort.attempt:
-            self._states.pop((abort.request_id, 0), None)
-            text = state.flush()
-            self._unsent.add(state, state.num_tokens, [], text, Finish("abort", state.usage()), None, None)
+        self._end(self._withdraw(abort.request_id, abort.attempt), "abort")
+        self._tell_schedulers(abort)
+
+    def gone(self, actor: str) -> None:
+        """`actor` died. A frontend's requests end, for nobody waits for them any more; those of a scheduler stay until
+        their frontends resume them."""
+        lost = {state.generate.request_id: state.attempt for state in self._states.of_frontend(actor)}
+        for request_id, resume in self._encoding.items():
+            if resume.generate.frontend == actor:
+                lost[request_id] = resume.generate.attempt
+        for request_id, attempt in lost.items():
+            self._withdraw(request_id, attempt)
+            self._tell_schedulers(Abort(request_id, attempt, f"{actor} died"))
+        self._unsent.drop(actor)
+
+    def _withdraw(self, request_id: str, attempt: int) -> Sequence[TextState]:
+        """Take out what is here of a request, its encoding included, if it is of an attempt up to `attempt`."""
+        resume = self._encoding.get(request_id)
+        if resume is not None and resume.generate.attempt <= attempt:
+            del self._encoding[request_id]
+            return [TextState(self._tokenizer, resume.generate, delivered, []) for delivered in resume.delivered]
+        return self._states.take(request_id, attempt)
+
+    def _end(self, states: Sequence[TextState], reason: str, message: str | None = None) -> None:
+        """The terminal event of choices that end without a token; an abort brings the text that was held back."""
+        for state in states:
+            position, text, finish = state.num_tokens, "", Finish(reason, state.usage(), message=message)
+            if reason == "abort":
+                try:
+                    text = state.flush()
+                except Exception as error:  # it belongs to this request alone
+                    finish = Finish("error", finish.usage, message=_text_failure(error))
+            self._unsent.add(state, position, [], text, finish, None, None)
+
+    def _tell_schedulers(self, abort: Abort) -> None:
         for scheduler in self._schedulers.values():
             scheduler.post(abort)
 
@@ -258,24 +264,29 @@ class TokenizerActor:
         finish = deltas.finishes.get(row)
         if not token_ids and finish is None:
             return
-        is_first = state.num_tokens == 0
-        position = state.num_tokens
         state.cached_tokens = deltas.cached_tokens[row]
-        ids, text, end = state.push(token_ids, finish)
-        logprobs = self._logprobs(state, deltas, row, known, len(ids))
-        prompt = state.prompt_token_ids if is_first and state.generate.returns_prompt else None
+        position = state.num_tokens
+        try:
+            ids, text, end = state.push(token_ids, finish)
+            entries = deltas.logprobs.get(row)
+            logprobs = None if entries is None else state.describe(entries[known : known + len(ids)])
+        except Exception as error:  # it belongs to this request alone: the other rows go on
+            self._fail(state, position, error)
+            return
+        prompt = state.prompt_token_ids if position == 0 and state.generate.returns_prompt else None
         self._unsent.add(state, position, ids, text, end, logprobs, prompt)
         if end is not None:
-            del self._states[key]
+            self._states.remove(state)
             if end is not finish:
                 stop = Stop(key[0], key[1], state.attempt, state.num_tokens - 1)
                 self._schedulers[state.generate.scheduler].post(stop)
 
-    def _logprobs(
-        self, state: TextState, deltas: TokenDeltas, row: int, known: int, count: int
-    ) -> list[TokenText] | None:
-        entries = deltas.logprobs.get(row)
-        return None if entries is None else state.describe(entries[known : known + count])
+    def _fail(self, state: TextState, position: int, error: Exception) -> None:
+        """The text of a choice cannot be made beyond `position`: that request ends, with all its choices."""
+        state.num_tokens = position
+        request_id, message = state.generate.request_id, _text_failure(error)
+        self._end(self._states.take(request_id, state.attempt), "error", message)
+        self._tell_schedulers(Abort(request_id, state.attempt, message))
 
     def close(self) -> None:
         self.faults.cancel()
@@ -285,3 +296,7 @@ class TokenizerActor:
         for frontend in self._frontends.values():
             frontend.close()
         self.inbox.close()
+
+
+def _text_failure(error: Exception) -> str:
+    return f"the answer's text could not be made: {type(error).__name__}: {error}"

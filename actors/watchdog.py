@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..shm_queue import Phase, ProgressLine
+from ..shm_queue import START_PHASES, ProgressLine
 from ..topology.schema import SupervisionSection
-
-_SLOW_PHASES = (Phase.STARTING, Phase.LOADING, Phase.WARMING)
-"""Declared: they may take as long as they take."""
 
 
 class _Unchanged:
@@ -45,7 +42,7 @@ class Watchdog:
 
     def check(self, actor: str, line: ProgressLine, has_unread_plan: Callable[[], bool] | None) -> str | None:
         """Why `actor` counts as hung, or None. `has_unread_plan`: of a worker, whether its call board has one."""
-        if line.phase in _SLOW_PHASES:
+        if line.phase in START_PHASES:  # declared slow: they may take as long as they take
             self.forget(actor)
             return None
         still_s = self._still_s(actor, "loop", line.heartbeat_ns)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from ..errors import ConfigError
 from ..mailbox import bind_listener
 from ..mailbox.messages.control import Link
 from ..topology import Topology, expand_actors, kind_of, mailbox_links
+from .run_directory import RunDirectory
 
 
 class Wiring:
@@ -26,7 +25,7 @@ class Wiring:
         self._links: dict[tuple[str, str], Link] = {}
         self._listeners: dict[tuple[str, str], socket.socket] = {}
         self._num_bound = 0
-        self._run_dir: Path | None = None
+        self._run_directory: RunDirectory | None = None
 
     def bind(self) -> str:
         """Bind everything; returns the server's URL. Raises ConfigError when the address cannot be had."""
@@ -34,8 +33,7 @@ class Wiring:
         self._http = _listen(server.host, server.port)
         pairs = [(link.sender, link.receiver) for link in mailbox_links(self._topology) if not link.is_local]
         if pairs:
-            _reap_run_dirs()
-            self._run_dir = Path(tempfile.mkdtemp(prefix=f"{_RUN_DIR_PREFIX}{os.getpid()}-"))  # mode 0700
+            self._run_directory = RunDirectory()
         for pair in pairs:
             self._bind_link(pair)
         host = f"[{server.host}]" if ":" in server.host else server.host
@@ -43,10 +41,10 @@ class Wiring:
 
     def _bind_link(self, pair: tuple[str, str]) -> None:
         """A new socket for an ordered pair of actors; its number stands in the path, for nothing ever reconnects."""
-        assert self._run_dir is not None
+        assert self._run_directory is not None
         sender, receiver = pair
         self._num_bound += 1
-        path = str(self._run_dir / f"{sender}-{receiver}.{self._num_bound}")
+        path = str(self._run_directory.path / f"{sender}-{receiver}.{self._num_bound}")
         self._listeners[pair] = bind_listener(path)
         self._links[pair] = Link(sender, receiver, path)
 
@@ -89,11 +87,10 @@ class Wiring:
         for sock in (*self._listeners.values(), *((self._http,) if self._http else ())):
             sock.close()
         self._listeners.clear()
-        if self._run_dir is not None:
-            shutil.rmtree(self._run_dir, ignore_errors=True)
+        if self._run_directory is not None:
+            self._run_directory.close()
 
 
-_RUN_DIR_PREFIX = "callboard-"
 _BACKLOG = 1024
 _LISTEN_ADVICE = {
     errno.EADDRINUSE: "choose another with --port, or --port 0 for a free one",
@@ -124,15 +121,3 @@ def _listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}", advice=advice, phase="network"
         ) from None
     return sock
-
-
-def _reap_run_dirs() -> None:
-    """Remove run directories whose supervisor is gone (it was killed, so that it could not)."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_RUN_DIR_PREFIX}*-*"):
-        pid = path.name.removeprefix(_RUN_DIR_PREFIX).split("-")[0]
-        try:
-            is_left = pid.isdigit() and not Path("/proc", pid).exists() and path.stat().st_uid == os.getuid()
-        except FileNotFoundError:
-            continue  # another supervisor that starts now was faster
-        if is_left:
-            shutil.rmtree(path, ignore_errors=True)

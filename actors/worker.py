@@ -16,16 +16,10 @@ from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
 import msgspec
-import torch
 
 from ..errors import ActorFault, EndOfStream, StaleEpoch
-from ..execution import ModelRunner, configure_threads
-from ..mailbox.messages.control import Start
 from ..mailbox.messages.steps import MAX_ERROR_CHARS, StepOutcome, StepPlan, StepResult
-from ..models import load_model
 from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressLine
-from ..topology.schema import ProcessSection
-from .loading import LoadingStatistics
 
 _PUBLISH_TIMEOUT_S = 60.0
 """Results have a slot for every plan in flight, so a wait for one means that the scheduler does not move."""
@@ -178,28 +172,4 @@ def _no_rows(plan: StepPlan, outcome: StepOutcome, error: str) -> StepResult:
         end_ns=now_ns,
         outcome=outcome,
         error=error[:MAX_ERROR_CHARS],
-    )
-
-
-def make_runner(start: Start, section: ProcessSection, progress: ProgressLine) -> ModelRunner:
-    """Load the model and make the runner of one rank; the bytes loaded are shown on the progress line."""
-    topology = start.topology
-    configure_threads(section.threads or len(os.sched_getaffinity(0)))
-    dtype = getattr(torch, topology.model.dtype)
-    kv_dtype = dtype if topology.model.kv_dtype == "auto" else getattr(torch, topology.model.kv_dtype)
-    model = load_model(
-        start.checkpoint,
-        start.shape,
-        dtype,
-        torch.device(section.device),
-        start.max_model_len,
-        lambda done, total: progress.set_statistics(LoadingStatistics(done, total)),
-    )
-    return ModelRunner(
-        model,
-        num_blocks=start.num_blocks,
-        block_size=topology.kv_cache.block_size,
-        kv_dtype=kv_dtype,
-        max_num_seqs=topology.scheduler.max_num_seqs,
-        max_model_len=start.max_model_len,
     )

@@ -86,6 +86,27 @@ def topology_show(file: Path, overrides: SetOption = None) -> None:
     raise typer.Exit(show(file, list(overrides or ())))
 
 
+@topology_app.command("dry-run")
+def topology_dry_run(file: Path, overrides: SetOption = None) -> None:
+    """Run the whole engine of a topology file without its model, send one request through, stop."""
+    from .dry_run import dry_run
+
+    raise typer.Exit(dry_run(file, list(overrides or ())))
+
+
+@app.command()
+def doctor(
+    engine: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="[PID|URL]", help="Of `callboard serve`; without it: all engines.", show_default=False),
+    ] = None,
+) -> None:
+    """Show what every actor of a running engine does, frozen or not; exit code 1 if something is wrong."""
+    from .doctor import examine
+
+    raise typer.Exit(examine(engine))
+
+
 @app.command()
 def version() -> None:
     """Print the version."""

@@ -13,7 +13,7 @@ from .topology_check import examine
 
 
 def check(file: Path, overrides: Sequence[str]) -> int:
-    """All checks of a start, without a start: each problem is a line on standard error; 1 if there are any but warnings.
+    """All checks of a start, without one: each problem is a line on standard error; 1 if there are any but warnings.
 
     Raises ConfigError for a file that is no TOML.
     """

@@ -56,6 +56,8 @@ class AsyncClient:
     def chat(self, messages: Sequence[Mapping[str, object]], **params: object) -> AsyncGenerator[ClientDelta, None]:
         """Stream the answer to `messages`; `params` are fields of the request body, e.g. max_tokens, temperature, seed.
 
+        With `n` the deltas of all choices come in one stream; `ClientDelta.choice` tells them apart.
+
         Leaving the iteration, `aclose()` and cancellation close the connection, which aborts the request.
         Raises RequestError of the kind that the server answered; EngineFailure if the stream is cut off.
         """
@@ -77,6 +79,8 @@ class AsyncClient:
 
     async def _stream(self, path: str, fields: dict[str, object]) -> AsyncGenerator[ClientDelta, None]:
         body = {"return_token_ids": True, **fields, "stream": True, "stream_options": {"include_usage": True}}
+        n = fields.get("n")
+        num_choices = n if isinstance(n, int) else 1
         is_answered = False
         try:
             async with self._open_session().post(
@@ -89,7 +93,7 @@ class AsyncClient:
                 try:
                     if response.status != 200:
                         raise error_from_answer(response.status, response.headers, await response.read())
-                    async for delta in deltas_of(response.content):
+                    async for delta in deltas_of(response.content, num_choices):
                         yield delta
                 finally:
                     self._streaming.discard(response)

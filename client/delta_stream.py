@@ -15,14 +15,15 @@ from .sse import EventParser
 _chunk_decoder = msgspec.json.Decoder(Chunk)
 
 
-async def deltas_of(content: aiohttp.StreamReader) -> AsyncGenerator[ClientDelta, None]:
-    """Deltas of one choice; the one with the finish reason waits for the usage, so that the last delta has both.
+async def deltas_of(content: aiohttp.StreamReader, num_choices: int) -> AsyncGenerator[ClientDelta, None]:
+    """Deltas of all choices as they come; the last one waits for the usage, so that it has both.
 
-    Raises the error of an error event; EngineFailure if the stream ends without a finish reason.
+    Raises the error of an error event; EngineFailure if the stream ends before each choice has a finish reason.
     """
     parser = EventParser()
     prompt_token_ids: list[int] | None = None
     last: ClientDelta | None = None
+    num_left = num_choices
     async for received in content.iter_any():
         for event in parser.feed(received):
             if event == b"[DONE]":
@@ -39,9 +40,10 @@ async def deltas_of(content: aiohttp.StreamReader) -> AsyncGenerator[ClientDelta
                     last = msgspec.structs.replace(last, usage=chunk.usage)
                 continue
             delta = _delta(chunk, prompt_token_ids)
-            if delta.finish_reason is not None:
+            num_left -= delta.finish_reason is not None
+            if num_left <= 0:
                 last = delta
-            elif delta.text or delta.token_ids or delta.logprobs:
+            elif delta.text or delta.token_ids or delta.logprobs or delta.finish_reason is not None:
                 yield delta
             else:
                 continue
@@ -67,4 +69,5 @@ def _delta(chunk: Chunk, prompt_token_ids: list[int] | None) -> ClientDelta:
         logprobs=choice.logprobs,
         prompt_token_ids=choice.prompt_token_ids or prompt_token_ids,
         request_id=chunk.id,
+        choice=choice.index,
     )

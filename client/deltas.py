@@ -24,7 +24,10 @@ class ClientUsage(msgspec.Struct, frozen=True):
 
 
 class ClientDelta(msgspec.Struct, frozen=True):
-    """What arrived since the last delta. The last one has `finish_reason` and `usage`."""
+    """What arrived of one choice since its last delta.
+
+    A choice's last one has `finish_reason`; the stream's last one has `usage`, of all choices together.
+    """
 
     text: str
     token_ids: list[int]
@@ -34,8 +37,9 @@ class ClientDelta(msgspec.Struct, frozen=True):
     logprobs: dict[str, msgspec.Raw] | None = None
     """As the server sent it: `content` for chat, `tokens`, `token_logprobs`, ... for completions."""
     prompt_token_ids: list[int] | None = None
-    """In the first delta."""
+    """In the first delta; of a completion with several choices, in each choice's first."""
     request_id: str = ""
+    choice: int = 0
 
 
 class DeltaContent(msgspec.Struct, frozen=True):
@@ -47,6 +51,7 @@ class DeltaContent(msgspec.Struct, frozen=True):
 class ChunkChoice(msgspec.Struct, frozen=True):
     """A choice of either endpoint."""
 
+    index: int = 0
     delta: DeltaContent | None = None
     text: str | None = None
     logprobs: dict[str, msgspec.Raw] | None = None

@@ -1,6 +1,5 @@
-"""What a worker does with a plan: persistent batch, inputs of a step, paged attention, sampling, result."""
+"""What a worker does with a plan: persistent batch, inputs of a step, paged attention, sampling, result.
 
-from .runner import ModelRunner
-from .threads import configure_threads
-
-__all__ = ["ModelRunner", "configure_threads"]
+`runner.ModelRunner` computes a model, `null_runner.NullRunner` none. Nothing is imported here, for torch comes with the
+former alone.
+"""

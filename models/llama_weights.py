@@ -80,11 +80,7 @@ def planned_weight_bytes(shape: ModelShape, dtype: torch.dtype, device: torch.de
         sizes[HEAD] = embedding
     vectors = sum(prod(size) for size in sizes.values() if len(size) == 1)
     matrices = sum(size[0] * held_columns(size[1], held) for size in sizes.values() if len(size) == 2)
-    return (
-        prod(embedding) * dtype.itemsize
-        + vectors * compute_dtype(dtype, device).itemsize
-        + matrices * held.itemsize
-    )
+    return prod(embedding) * dtype.itemsize + vectors * compute_dtype(dtype, device).itemsize + matrices * held.itemsize
 
 
 def gather_weights(

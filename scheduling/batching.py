@@ -16,9 +16,12 @@ def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
 
     Each gets at least 1 token if there are no more rows than budget: what a request needs never grows from step to
     step, but for one whose chunk the budget cut, and that is the last of the running. One that gets nothing is skipped.
+    During a trial only the group that is tried runs.
     """
     num_preemptions = state.counters.num_preemptions
     candidates = [request for request in state.running.values() if request.can_be_planned]
+    if state.trial.is_active:
+        candidates = [request for request in candidates if request.key in state.trial.group]
     for request in candidates:
         if plan.budget == 0:
             break
@@ -41,7 +44,7 @@ def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
 def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> None:
     """Admit from the head of waiting until budget, rows, blocks or the plan's room for new rows run out."""
     while plan.budget and state.rows.num_free:
-        request = first_come(state.waiting)
+        request = first_come(state.waiting, state.trial.group if state.trial.is_active else None)
         if request is None or not plan.can_place(request):
             return
         num_tokens = _allocate_first(state, plan, request)
@@ -52,6 +55,14 @@ def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> None:
         plan.place(request)
         plan.schedule(request, num_tokens)
         state.cache_full_blocks(request)
+
+
+def release_idle(state: SchedulerState) -> bool:
+    """Take rows and blocks from those that a trial lets wait in them; True if there were any."""
+    idle = [request for request in state.running.values() if request.key not in state.trial.group]
+    for request in reversed(idle):
+        state.preempt(request)
+    return bool(idle)
 
 
 def _allocate_first(state: SchedulerState, plan: PlanBuilder, request: Request) -> int:
@@ -85,5 +96,5 @@ def _count_admission(state: SchedulerState, request: Request) -> None:
         counters.prefix_cache_queries += request.num_tokens
         counters.prefix_cache_hits += num_cached
     if request.cached_tokens is None:
-        request.cached_tokens = num_cached
+        request.cached_tokens = min(num_cached, request.num_prompt_tokens)
         counters.prompt_tokens += request.num_prompt_tokens

@@ -26,6 +26,7 @@ class _Delta:
     def __init__(self, request: Request, position: int) -> None:
         self.key = request.key
         self.attempt = request.attempt
+        assert request.tokenizer is not None
         self.tokenizer = request.tokenizer
         self.cached_tokens = request.cached_tokens or 0
         self.position = position
@@ -35,7 +36,7 @@ class _Delta:
 
 
 class Outbox:
-    """Deltas and refusals that were not collected yet."""
+    """Deltas and refusals that were not collected yet. Of a request without a tokenizer nothing is kept."""
 
     def __init__(self) -> None:
         self._deltas: dict[RequestKey, _Delta] = {}
@@ -43,6 +44,8 @@ class Outbox:
 
     def add_token(self, request: Request) -> None:
         """The request's last known token is new."""
+        if request.tokenizer is None:
+            return
         delta = self._open(request, request.num_output_tokens - 1)
         delta.token_ids.append(request.token_ids[-1])
         if request.logprobs is not None:
@@ -50,19 +53,28 @@ class Outbox:
 
     def finish(self, request: Request, finish: Finish) -> None:
         """The terminal mark; it rides on the unsent tokens, if there are any."""
-        self._open(request, request.num_output_tokens).finish = finish
+        if request.tokenizer is not None:
+            self._open(request, request.num_output_tokens).finish = finish
 
-    def resend(self, request: Request) -> None:
-        """A new attempt took the request over: send its whole output again. The receiver drops positions it has."""
+    def resend(self, request: Request, position: int = 0) -> None:
+        """A new attempt took the request over, and has the output before `position`: send the rest again.
+
+        `position` is not before the resumed tokens, for an attempt never has less than the one before it.
+        """
         self._deltas.pop(request.key, None)
-        if request.num_output_tokens:
-            delta = self._open(request, 0)
-            delta.token_ids = request.token_ids[request.num_prompt_tokens :]
-            delta.logprobs = list(request.logprobs or ())
+        if position < request.num_output_tokens:
+            delta = self._open(request, position)
+            delta.token_ids = request.token_ids[request.num_prompt_tokens + position :]
+            delta.logprobs = (request.logprobs or [])[max(0, position - request.num_resumed_tokens) :]
 
     def drop(self, key: RequestKey) -> None:
         """Nobody waits for the request's unsent tokens any more."""
         self._deltas.pop(key, None)
+
+    def forget(self, tokenizer: str) -> None:
+        """It died: nothing that was to be said to it is sent."""
+        self._deltas = {key: delta for key, delta in self._deltas.items() if delta.tokenizer != tokenizer}
+        self._refused.pop(tokenizer, None)
 
     def refuse(self, tokenizer: str, refused: Refused) -> None:
         """The request is not served."""

@@ -6,26 +6,33 @@ from ..mailbox.messages.admission import Admit, Stop
 from ..mailbox.messages.requests import Abort, Finish, Refused
 from .request import Request, RequestState
 from .state import SchedulerState
-
-RETRY_AFTER_S = 1
-"""Told with a 429. The queue's speed is not known here, for the scheduler reads no clock."""
+from .stop import stop_state
 
 
 def take_in(state: SchedulerState, admit: Admit) -> None:
-    """A request comes, or a newer attempt takes over one that is live; a repeated or older attempt is dropped."""
+    """A request comes, or a newer attempt takes over one that is live; a repeated or older attempt is dropped.
+
+    A resumed request that is not known brings the output that its client has, and goes on behind it. It was accepted
+    once, so the queue's limits do not refuse it.
+    """
     known = state.find(admit.request_id, admit.choice)
     if known is not None:
         if admit.attempt > known.attempt:
-            known.attempt, known.tokenizer = admit.attempt, admit.tokenizer
-            state.outbox.resend(known)
+            _take_over(state, known, admit)
         return
     request = Request(admit, state.limits)
-    if not 0 < request.num_prompt_tokens < request.max_total_tokens:
-        _ignore(state, request)
-    elif (refused := _refusal(state, admit)) is not None:
+    state.outbox.drop(request.key)  # what is left of an attempt that has ended here, but not at the client
+    if admit.attempt == 1 and (refused := _refusal(state, request)) is not None:
         state.outbox.refuse(admit.tokenizer, refused)
-    else:
+        return
+    state.counters.num_resumed += admit.attempt > 1
+    ended = _ended_before(request)
+    if ended is None:
         state.enqueue(request)
+        return
+    request.state = ended
+    state.counters.num_finished += 1
+    state.outbox.finish(request, Finish(ended.finish_reason, request.usage()))
 
 
 def stop(state: SchedulerState, event: Stop) -> None:
@@ -44,41 +51,49 @@ def abort(state: SchedulerState, event: Abort) -> None:
             state.outbox.drop(request.key)
 
 
-def _ignore(state: SchedulerState, request: Request) -> None:
-    """Nothing to compute, or the prompt and one token can never fit: told at once, never queued."""
-    request.state = RequestState.IGNORED
-    state.counters.num_finished += 1
-    state.outbox.finish(request, Finish(request.state.finish_reason, request.usage()))
+def _take_over(state: SchedulerState, known: Request, admit: Admit) -> None:
+    """The run goes on as it is; what the new attempt's client has not seen is sent again."""
+    known.attempt, known.tokenizer = admit.attempt, admit.tokenizer
+    state.orphans.pop(known.key, None)
+    state.counters.num_resumed += 1
+    state.outbox.resend(known, len(admit.output_token_ids))
 
 
-def _refusal(state: SchedulerState, admit: Admit) -> Refused | None:
-    """A 429 if the queue is full. Requests for which a row is free do not count as queued, and an empty queue takes
-    any prompt, or a large one would be refused for ever."""
+def _ended_before(request: Request) -> RequestState | None:
+    """How a request ends that needs no token more; None: it needs some."""
+    if not 0 < request.num_prompt_tokens < request.max_total_tokens:
+        return RequestState.IGNORED  # nothing to compute, or the prompt and one token can never fit
+    return stop_state(request) if request.num_output_tokens else None
+
+
+def _refusal(state: SchedulerState, request: Request) -> Refused | None:
+    """A 429 if the queue is full; a request that can never be served is no matter of room."""
     limits = state.limits
-    room = limits.max_queued_requests + state.rows.num_free
-    if len(state.waiting) >= room:
+    if _ended_before(request) is not None:
+        return None
+    if state.num_queued_room <= 0:
         message = (
             f"the queue is full: {limits.max_queued_requests:,} requests wait (max_queued_requests); try again later"
         )
-        return _refused(admit, message, "queue_full")
-    num_tokens = state.num_waiting_tokens + len(admit.prompt_token_ids)
-    if state.waiting and num_tokens > limits.max_queued_tokens:
+        return _refused(state, request, message, "queue_full")
+    if not state.takes_tokens(request.num_prompt_tokens):
+        num_tokens = state.num_waiting_tokens + request.num_prompt_tokens
         message = (
             f"the queue is full: with this prompt {num_tokens:,} prompt tokens would wait, "
             f"the limit is {limits.max_queued_tokens:,} (max_queued_tokens); try again later"
         )
-        return _refused(admit, message, "queue_tokens_full")
+        return _refused(state, request, message, "queue_tokens_full")
     return None
 
 
-def _refused(admit: Admit, message: str, code: str) -> Refused:
+def _refused(state: SchedulerState, request: Request, message: str, code: str) -> Refused:
     return Refused(
-        request_id=admit.request_id,
-        choice=admit.choice,
-        attempt=admit.attempt,
+        request_id=request.key[0],
+        choice=request.key[1],
+        attempt=request.attempt,
         status=429,
         error_type="rate_limit_error",
         message=message,
         code=code,
-        retry_after_s=RETRY_AFTER_S,
+        retry_after_s=state.retry_after_s(request.num_prompt_tokens),
     )

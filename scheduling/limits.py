@@ -30,6 +30,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True):
     max_plan_tokens: int | None = None
     """Known tokens that travel in the new rows of one plan (one row always may go);
     None: max(max_model_len, 4 * max_num_batched_tokens)."""
+    resume_grace_s: float = 10.0
+    """After a tokenizer's death its requests have so long to be claimed by a higher attempt before they are ended."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "pipeline_depth", "num_blocks", "block_size"):

@@ -17,6 +17,8 @@ class PlanBuilder:
     def __init__(self, limits: SchedulerLimits) -> None:
         self.budget = limits.max_num_batched_tokens
         """Tokens left."""
+        self.requests: list[Request] = []
+        """Of the rows to compute, in their order."""
         self._plan_tokens_left = limits.plan_tokens
         self._new_rows: list[NewRow] = []
         self._rows: list[int] = []
@@ -65,6 +67,7 @@ class PlanBuilder:
         assert request.row is not None and request.run is not None
         assert 1 <= num_tokens <= min(self.budget, request.num_uncomputed_tokens)
         samples = num_tokens == request.num_uncomputed_tokens
+        self.requests.append(request)
         self._rows.append(request.row)
         self._runs.append(request.run)
         self._starts.append(request.num_computed_tokens)
@@ -74,8 +77,8 @@ class PlanBuilder:
         request.num_computed_tokens += num_tokens
         request.num_in_flight += samples
 
-    def build(self, epoch: int, step: int, now_ns: int, removed_rows: Sequence[int]) -> StepPlan:
-        """The finished plan; `removed_rows` were freed since the last one."""
+    def build(self, epoch: int, step: int, now_ns: int, removed_rows: Sequence[int], is_fresh: bool) -> StepPlan:
+        """The finished plan; `removed_rows` were freed since the last one; `is_fresh`: a step failed since."""
         return StepPlan(
             epoch=epoch,
             step=step,
@@ -89,6 +92,7 @@ class PlanBuilder:
             samples=np.array(self._samples, dtype=np.bool_).tobytes(),
             block_rows=_int32(self._block_rows),
             block_ids=_int32(self._block_ids),
+            is_fresh=is_fresh,
         )
 
 

@@ -65,9 +65,11 @@ class Request:
         "logprobs",
         "max_total_tokens",
         "num_computed_tokens",
+        "num_deaths",
         "num_in_flight",
         "num_prompt_tokens",
         "num_registered_blocks",
+        "num_resumed_tokens",
         "row",
         "row_sampling",
         "run",
@@ -81,19 +83,22 @@ class Request:
     def __init__(self, admit: Admit, limits: SchedulerLimits) -> None:
         self.key: RequestKey = (admit.request_id, admit.choice)
         self.attempt = admit.attempt
-        self.tokenizer = admit.tokenizer
+        self.tokenizer: str | None = admit.tokenizer
+        """The reply address; None: it died, and no higher attempt has claimed the request."""
         self.sampling = admit.sampling
         self.row_sampling = msgspec.structs.replace(admit.sampling, stop=())
         """What the worker gets: stop strings are the tokenizer's business, and have no bound."""
         self.stop_ids = () if admit.sampling.ignore_eos else admit.eos_token_ids
-        self.token_ids = list(admit.prompt_token_ids)
+        self.token_ids = [*admit.prompt_token_ids, *admit.output_token_ids]
         """Prompt, then output as far as it is known."""
-        self.num_prompt_tokens = len(self.token_ids)
+        self.num_prompt_tokens = len(admit.prompt_token_ids)
+        self.num_resumed_tokens = len(admit.output_token_ids)
+        """Output tokens that came with the request."""
         max_tokens = admit.sampling.max_tokens
         wanted = limits.max_total_tokens if max_tokens is None else self.num_prompt_tokens + max_tokens
         self.max_total_tokens = min(wanted, limits.max_total_tokens)
         self.logprobs: list[TokenLogprobs] | None = None if admit.sampling.logprobs is None else []
-        """One entry an output token, if asked for."""
+        """One entry an output token behind the resumed ones, if asked for."""
         self.state = RequestState.WAITING
         self.run: int | None = None
         self.row: int | None = None
@@ -106,6 +111,8 @@ class Request:
         self.num_registered_blocks = 0
         self.cached_tokens: int | None = None
         """Prompt tokens found in the prefix cache at first admission; None before it."""
+        self.num_deaths = 0
+        """Deaths of the worker at which it was in the plans in flight, since its last token."""
 
     @property
     def num_tokens(self) -> int:

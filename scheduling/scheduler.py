@@ -5,11 +5,14 @@ request moves:
 
     Admit ──▶ waiting ──admission──▶ running ──EOS, length, Stop, Abort──▶ finished (forgotten)
        │         ▲                      │
-       │         └──────preemption──────┘
-       └──▶ refused (429) or ignored, at once
+       │         ├──────preemption──────┤
+       │         └─failed step, worker──┘
+       │                death
+       └──▶ refused (429), ignored, or complete already (a resumed one): at once
 
 The parts: `intake` (requests come and are ended), `update` (tokens come), `batching` (who computes what in the next
-step), `plan_builder` (the plan as arrays), `deltas` (what goes to the tokenizers), `state` (what all of them share).
+step), `plan_builder` (the plan as arrays), `deltas` (what goes to the tokenizers), `state` (what all of them share),
+`failures` and `trial` (failed steps, dead workers, and who is to blame), `orphans` (dead tokenizers).
 """
 
 from __future__ import annotations
@@ -19,14 +22,14 @@ from typing import assert_never
 
 from ..mailbox.messages.admission import Admit, Stop
 from ..mailbox.messages.requests import Abort
-from ..mailbox.messages.steps import StepPlan, StepResult
-from . import intake
-from .batching import admit_waiting, schedule_running
+from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
+from . import failures, intake, orphans
+from .batching import admit_waiting, release_idle, schedule_running
 from .deltas import Outgoing
-from .events import Event, WorkerAttached, WorkerGone
+from .events import Event, TokenizerGone, WorkerAttached, WorkerGone
+from .integrity import check_integrity
 from .limits import SchedulerLimits
 from .plan_builder import PlanBuilder
-from .request import RequestState
 from .state import SchedulerState
 from .statistics import SchedulerStatistics
 from .update import apply_result
@@ -49,20 +52,32 @@ class Scheduler:
 
     @property
     def can_plan(self) -> bool:
-        """A worker is attached, the pipeline has room, some request is live; `step` may still find nothing to run."""
+        """A worker is attached, the pipeline has room, some request is live; `step` may still find nothing to run.
+
+        The pipeline's depth is 1 during a trial; after a failed step it has room when all in flight are in.
+        """
         state = self._state
-        has_room = self.num_in_flight < self.limits.pipeline_depth
+        has_room = self.num_in_flight < state.max_in_flight
         return self._epoch is not None and has_room and bool(state.running or state.waiting)
 
     def step(self, now_ns: int, events: Sequence[Event]) -> StepPlan | None:
         """Apply `events` in order, then plan at most one step; None if nothing can run now.
 
-        Call it again without events until it returns None. `now_ns` only stamps the plan. Raises ProtocolViolation if
-        a result does not belong to the oldest step in flight or leaves a gap.
+        Call it again without events until it returns None. `now_ns` never falls; it stamps the plan, ends orphans, and
+        measures how fast the queue drains. Raises ProtocolViolation if a result does not belong to the oldest step in
+        flight, leaves a gap, or has an outcome that it cannot have.
         """
+        state = self._state
+        state.now_ns = now_ns
+        state.drain_rate.advance(now_ns, state.is_queue)
         for event in events:
             self._apply(event)
+        orphans.sweep(state)
         return self._plan(now_ns)
+
+    def next_deadline_ns(self) -> int | None:
+        """When `step` is to be called even if nothing happens, in the time of its `now_ns`; None: never."""
+        return orphans.next_deadline_ns(self._state)
 
     def collect(self, blocked: Container[str] = ()) -> Outgoing:
         """What the tokenizers have not been sent; call it after the plan is published, so that no plan waits for it.
@@ -91,33 +106,26 @@ class Scheduler:
             num_steady_steps=state.steps.num_steady,
             num_overlapped_steps=state.steps.num_overlapped,
             num_leaks=counters.num_leaks,
+            num_failed_steps=counters.num_failed_steps,
+            num_resumed=counters.num_resumed,
+            num_orphans_ended=counters.num_orphans_ended,
+            num_poisoned=counters.num_poisoned,
+            retry_after_s=state.retry_after_s(1),
+            num_queued_room=max(0, state.num_queued_room) if state.takes_tokens(1) else 0,
         )
 
     def check_integrity(self) -> list[int]:
-        """Assert the invariants that tie requests, rows and blocks together; O(blocks + requests), so only when idle.
+        """Assert the invariants of all state; O(blocks + requests), so only when idle.
 
         Returns the blocks that had leaked: they are given back and counted.
         """
-        state = self._state
-        for run, request in state.running.items():
-            assert request.run == run and request.state is RequestState.RUNNING, f"{request.key} is not running"
-            num_places = len(request.block_ids) * self.limits.block_size
-            assert request.num_computed_tokens <= num_places, f"{request.key} computes tokens without a block"
-            assert request.num_uncomputed_tokens >= 0, f"{request.key} has computed tokens that nobody knows"
-        for key, request in state.waiting.items():
-            assert state.find(*key) is request and request.run is None, f"{key} waits and runs"
-            assert not request.block_ids and not request.num_in_flight, f"{key} waits but holds blocks"
-        assert state.num_waiting_tokens == sum(request.num_prompt_tokens for request in state.waiting.values())
-        state.rows.check_integrity([request.row for request in state.running.values() if request.row is not None])
-        leaked = state.pool.check_integrity(request.block_ids for request in state.requests())
-        state.counters.num_leaks += len(leaked)
-        return leaked
+        return check_integrity(self._state)
 
     def _apply(self, event: Event) -> None:
         match event:
             case StepResult():
                 if event.epoch == self._epoch:
-                    apply_result(self._state, event)
+                    self._take_result(event)
             case Admit():
                 intake.take_in(self._state, event)
             case Stop():
@@ -125,22 +133,27 @@ class Scheduler:
             case Abort():
                 intake.abort(self._state, event)
             case WorkerGone():
-                self._lose_worker()
+                failures.lose_worker(self._state)
+                self._epoch = None
             case WorkerAttached():
-                self._lose_worker()
+                failures.lose_worker(self._state)
                 self._epoch = event.epoch
+            case TokenizerGone():
+                orphans.lose_tokenizer(self._state, event.tokenizer)
             case _:
                 assert_never(event)
 
-    def _lose_worker(self) -> None:
-        """All K/V are gone: what ran goes back to the head of waiting in its order, and no block can be hit."""
-        state = self._state
-        for request in reversed(list(state.running.values())):
-            state.preempt(request)
-        state.pool.forget_keys()
-        state.rows.forget_removed()
-        state.steps.forget()
-        self._epoch = None
+    def _take_result(self, result: StepResult) -> None:
+        failures.check_outcome(self._state, result)
+        match result.outcome:
+            case StepOutcome.DONE:
+                apply_result(self._state, result)
+            case StepOutcome.FAILED:
+                failures.fail_step(self._state, result)
+            case StepOutcome.VOID:
+                failures.void_step(self._state, result)
+            case _:
+                assert_never(result.outcome)
 
     def _plan(self, now_ns: int) -> StepPlan | None:
         if self._epoch is None or not self.can_plan:
@@ -150,9 +163,14 @@ class Scheduler:
         has_preempted = schedule_running(state, builder)
         if not has_preempted:
             admit_waiting(state, builder)
+        if builder.is_empty and state.trial.is_active and release_idle(state):
+            admit_waiting(state, builder)
         if builder.is_empty:
             return None  # rows freed since the last plan are named in the next one
-        plan = builder.build(self._epoch, self._next_step, now_ns, state.rows.drain_removed())
-        state.steps.plan(plan.step, plan.runs)
+        plan = builder.build(
+            self._epoch, self._next_step, now_ns, state.rows.drain_removed(), is_fresh=state.is_fresh_due
+        )
+        state.is_fresh_due = False
+        state.steps.plan(plan.step, plan.runs, builder.requests)
         self._next_step += 1
         return plan

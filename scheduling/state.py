@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.prefix_cache import register_full_blocks
 from .deltas import Outbox
+from .drain_rate import DrainRate
 from .limits import SchedulerLimits
 from .request import Request, RequestKey, RequestState
 from .rows import RowSlots
 from .step_log import StepLog
+from .trial import Trial
 
 
 class Counters:
@@ -25,6 +27,10 @@ class Counters:
         self.prefix_cache_hits = 0
         self.num_finished = 0
         self.num_leaks = 0
+        self.num_failed_steps = 0
+        self.num_resumed = 0
+        self.num_orphans_ended = 0
+        self.num_poisoned = 0
 
 
 class SchedulerState:
@@ -32,6 +38,8 @@ class SchedulerState:
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
+        self.now_ns = 0
+        """Of the last call of the scheduler's `step`."""
         self.pool = BlockPool(limits.num_blocks, limits.block_size, limits.prefix_caching)
         self.rows = RowSlots(limits.max_num_seqs)
         self.steps = StepLog()
@@ -42,8 +50,42 @@ class SchedulerState:
         """Prompt tokens of the waiting."""
         self.running: dict[int, Request] = {}
         """By run, in the order of admission."""
+        self.orphans: dict[RequestKey, int] = {}
+        """Live requests without a tokenizer -> when they are ended (`now_ns`), earliest first."""
+        self.trial = Trial()
+        self.is_fresh_due = False
+        """A step failed: nothing runs, and the next plan, once nothing is in flight, is a fresh one."""
+        self.drain_rate = DrainRate()
         self._choices: dict[str, dict[int, Request]] = {}
         self._last_run = 0
+
+    @property
+    def max_in_flight(self) -> int:
+        """Steps that may be in flight now."""
+        return 1 if self.is_fresh_due or self.trial.is_active else self.limits.pipeline_depth
+
+    @property
+    def num_queued_room(self) -> int:
+        """Requests that the queue takes now; below 0 by those that were never refused. Requests for which a row is free
+        do not count as queued."""
+        return self.limits.max_queued_requests + self.rows.num_free - len(self.waiting)
+
+    @property
+    def is_queue(self) -> bool:
+        """Requests wait that are not just on their way to a free row."""
+        return len(self.waiting) > self.rows.num_free or not self.takes_tokens(1)
+
+    def takes_tokens(self, num_tokens: int) -> bool:
+        """The queue takes a prompt of so many tokens. An empty one takes any, or a large one would wait for ever."""
+        return not self.waiting or self.num_waiting_tokens + num_tokens <= self.limits.max_queued_tokens
+
+    def retry_after_s(self, num_tokens: int) -> int:
+        """When the queue may have room for a prompt of `num_tokens`, at the rate at which it drains."""
+        num_requests = 1 - self.num_queued_room
+        surplus = min(self.num_waiting_tokens, self.num_waiting_tokens + num_tokens - self.limits.max_queued_tokens)
+        if surplus > 0:
+            num_requests = max(num_requests, -(-surplus * len(self.waiting) // self.num_waiting_tokens))
+        return self.drain_rate.retry_after_s(max(1, num_requests))
 
     def find(self, request_id: str, choice: int) -> Request | None:
         """The live request, or None."""
@@ -68,6 +110,8 @@ class SchedulerState:
     def start(self, request: Request) -> None:
         """A waiting request takes a row and a run that was never used before."""
         self._leave_waiting(request)
+        if request.state is RequestState.WAITING:
+            self.drain_rate.leave()
         self._last_run += 1
         request.run = self._last_run
         request.row = self.rows.take()
@@ -88,10 +132,14 @@ class SchedulerState:
 
     def end(self, request: Request, state: RequestState) -> None:
         """A live request is finished and forgotten."""
-        if request.run is None:
-            self._leave_waiting(request)
-        else:
+        if request.run is not None:
             self._leave_running(request)
+        else:
+            self._leave_waiting(request)
+            if request.state is RequestState.WAITING:
+                self.drain_rate.leave()
+        self.orphans.pop(request.key, None)
+        self.trial.acquit(request.key)
         request.state = state
         request_id, choice = request.key
         choices = self._choices[request_id]

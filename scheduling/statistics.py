@@ -30,3 +30,15 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False
     """Steady steps whose successor was published before they ended."""
     num_leaks: int = 0
     """Blocks that the integrity check found without an owner, and repaired."""
+    num_failed_steps: int = 0
+    """Steps that raised."""
+    num_resumed: int = 0
+    """Attempts after the first that were taken in."""
+    num_orphans_ended: int = 0
+    """Requests of a dead tokenizer that nobody resumed in time."""
+    num_poisoned: int = 0
+    """Requests ended with an error, for they made steps fail or workers die."""
+    retry_after_s: int = 0
+    """Seconds until a request that is refused now may find room, at the rate at which the queue drains."""
+    num_queued_room: int = 0
+    """Requests that could still be queued; 0 also before the first statistics are written (`num_blocks` is 0 then)."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from ..errors import ProtocolViolation
+from .request import Request
 
 
 class _Step:
-    """A planned step. `has_successor` is None until its result is in."""
+    """A planned step and its requests, in plan order. `has_successor` is None until its result is in."""
 
-    __slots__ = ("has_successor", "runs", "step")
+    __slots__ = ("has_successor", "requests", "runs", "step")
 
-    def __init__(self, step: int, runs: bytes) -> None:
-        self.step, self.runs = step, runs
+    def __init__(self, step: int, runs: bytes, requests: Sequence[Request]) -> None:
+        self.step, self.requests = step, requests
+        self.runs: bytes | None = runs
+        """None: it failed or was not run."""
         self.has_successor: bool | None = None
 
 
@@ -23,8 +28,8 @@ class StepLog:
     Step N is *steady* if plan N+1 has the same rows, that is the same runs in the same order: nothing ended, nothing
     was admitted or preempted between, so plan N+1 could have been published before N ended. It is *overlapped* if it is
     steady and the worker found plan N+1 on its board when step N ended. Both are counted once, when the later of plan
-    N+1 and result N is known; steps cut off by the end of the epoch are not counted. At depth 1 a steady step is never
-    overlapped.
+    N+1 and result N is known; steps that failed or were not run are not counted, nor those cut off by the end of the
+    epoch. At depth 1 a steady step is never overlapped.
     """
 
     def __init__(self) -> None:
@@ -34,9 +39,9 @@ class StepLog:
         self.num_steady = 0
         self.num_overlapped = 0
 
-    def plan(self, step: int, runs: bytes) -> None:
-        """Step `step` was planned: `runs` as in its plan."""
-        self._steps.append(_Step(step, runs))
+    def plan(self, step: int, runs: bytes, requests: Sequence[Request]) -> None:
+        """Step `step` was planned: `runs` as in its plan, `requests` those of its rows."""
+        self._steps.append(_Step(step, runs, requests))
         self.num_in_flight += 1
         self.num_planned += 1
         self._settle()
@@ -46,6 +51,33 @@ class StepLog:
 
         Results come in the order of the plans. Raises ProtocolViolation otherwise.
         """
+        self._complete(step, has_successor)
+        self._settle()
+
+    def fail(self, step: int) -> Sequence[Request]:
+        """`step` raised, and those behind it will not be run. Returns the requests of its rows. Raises as above."""
+        requests = self._complete(step, False).requests
+        for spoiled in islice(reversed(self._steps), self.num_in_flight + 1):
+            spoiled.runs, spoiled.requests = None, ()
+        self._settle()
+        return requests
+
+    def void(self, step: int) -> None:
+        """`step`, behind one that raised, was not run. Raises as above."""
+        self._complete(step, False)
+        self._settle()
+
+    def requests_in_flight(self) -> Iterator[Request]:
+        """The requests of the steps in flight, oldest step first, each as often as it has a row."""
+        for index in range(len(self._steps) - self.num_in_flight, len(self._steps)):
+            yield from self._steps[index].requests
+
+    def forget(self) -> None:
+        """The epoch is over: nothing is in flight."""
+        self._steps.clear()
+        self.num_in_flight = 0
+
+    def _complete(self, step: int, has_successor: bool) -> _Step:
         if not self.num_in_flight:
             raise ProtocolViolation(f"result of step {step}, but no step is in flight")
         expected = self._steps[-self.num_in_flight]
@@ -53,16 +85,11 @@ class StepLog:
             raise ProtocolViolation(f"result of step {step}, step {expected.step} is the oldest in flight")
         expected.has_successor = has_successor
         self.num_in_flight -= 1
-        self._settle()
-
-    def forget(self) -> None:
-        """The epoch is over: nothing is in flight."""
-        self._steps.clear()
-        self.num_in_flight = 0
+        return expected
 
     def _settle(self) -> None:
         while len(self._steps) >= 2 and self._steps[0].has_successor is not None:
             done, following = self._steps.popleft(), self._steps[0]
-            if done.runs == following.runs:
+            if done.runs is not None and done.runs == following.runs:
                 self.num_steady += 1
                 self.num_overlapped += bool(done.has_successor)

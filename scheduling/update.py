@@ -45,6 +45,8 @@ def _append(
     request.num_in_flight -= 1
     if request.logprobs is not None and logprobs is not None:
         request.logprobs.append(logprobs)
+    request.num_deaths = 0
+    state.trial.acquit(request.key)
     state.counters.generation_tokens += 1
     state.cache_full_blocks(request)
     state.outbox.add_token(request)

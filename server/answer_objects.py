@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -26,14 +28,18 @@ class UsageObject(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens_details: PromptTokensDetails
 
 
-def usage_object(finish: Finish) -> UsageObject:
-    """The usage of a finished request."""
-    usage = finish.usage
+def usage_object(finishes: Sequence[Finish]) -> UsageObject:
+    """The usage of a request whose choices, in order, ended with `finishes`: the prompt counts once, outputs add up.
+
+    Later choices find in the cache what the first has left there, so `cached_tokens` is that of the first.
+    """
+    prompt_tokens = max(finish.usage.prompt_tokens for finish in finishes)
+    completion_tokens = sum(finish.usage.completion_tokens for finish in finishes)
     return UsageObject(
-        usage.prompt_tokens,
-        usage.completion_tokens,
-        usage.prompt_tokens + usage.completion_tokens,
-        PromptTokensDetails(usage.cached_tokens),
+        prompt_tokens,
+        completion_tokens,
+        prompt_tokens + completion_tokens,
+        PromptTokensDetails(finishes[0].usage.cached_tokens),
     )
 
 

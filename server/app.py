@@ -34,6 +34,7 @@ def build_app(frontend: FrontendAPI, settings: ServerSection) -> web.Application
             web.get("/v1/models/{model:.+}", service.model),
             web.get("/health", service.health),
             web.get("/ready", service.ready),
+            web.get("/startup", service.startup),
             web.get("/metrics", service.metrics),
             web.get("/version", service.version),
         ]

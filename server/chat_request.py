@@ -92,6 +92,7 @@ def parse_chat_request(body: RequestBody, *, served_name: str, max_model_len: in
         sampling=sampling_params(
             shared, max_tokens=max_tokens, logprobs=(fields.top_logprobs or 0) if fields.logprobs else None
         ),
+        num_choices=shared.n or 1,
         cache_salt=shared.cache_salt or "",
         returns_token_ids=bool(shared.return_token_ids),
         streams=bool(shared.stream),

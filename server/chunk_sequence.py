@@ -1,8 +1,8 @@
-"""The grammar of a stream: role → content* → finish → usage? → DONE, or at any point an error → DONE.
+"""The grammar of a stream: for each choice role → content* → finish, of all choices in any order; then usage? → DONE.
 
-Pure: deltas in, bytes of server-sent events out. Nothing else makes events, so no stream can have another shape:
-every chunk has `finish_reason` (null until the last), a usage chunk comes only if asked for, `[DONE]` ends every
-stream.
+Or at any point an error → DONE, which ends all choices. Pure: deltas in, bytes of server-sent events out. Nothing else
+makes events, so no stream can have another shape: every chunk has `finish_reason` (null until its choice's last), a
+usage chunk comes only if asked for, `[DONE]` ends every stream.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 
 from ..actors.frontend_api import Delta
 from ..errors import EngineFailure, RequestError
+from ..mailbox.messages.requests import Finish
 from .answer_format import AnswerFormat
 from .answer_objects import Answer
 from .http_errors import ErrorBody, error_body
@@ -26,9 +27,7 @@ _encoder = msgspec.json.Encoder()
 class StreamState(Enum):
     """Where a stream stands."""
 
-    OPENING = auto()
-    """No chunk yet."""
-    CONTENT = auto()
+    LIVE = auto()
     ENDED = auto()
     """`[DONE]` was made; nothing may follow."""
 
@@ -36,24 +35,27 @@ class StreamState(Enum):
 class ChunkSequence:
     """The events of one stream, in order."""
 
-    def __init__(self, answer_format: AnswerFormat, *, includes_usage: bool) -> None:
+    def __init__(self, answer_format: AnswerFormat, *, num_choices: int, includes_usage: bool) -> None:
         self._format = answer_format
+        self._num_choices = num_choices
         self._includes_usage = includes_usage
-        self.state = StreamState.OPENING
+        self._opened: set[int] = set()
+        self._finishes: dict[int, Finish] = {}
+        self.state = StreamState.LIVE
 
     def on_delta(self, delta: Delta) -> bytes:
-        """Events of one delta; the last delta's end the stream. Raises EngineFailure if the stream has ended."""
+        """Events of one delta; the last choice's last end the stream.
+
+        Raises EngineFailure if the choice or the stream has ended.
+        """
+        if self.state is StreamState.ENDED or delta.choice in self._finishes:
+            raise EngineFailure(f"the engine sent text after the end of choice {delta.choice}")
         parts = []
-        match self.state:
-            case StreamState.OPENING:
-                opening = self._format.opening(delta)
-                if opening is not None:
-                    parts.append(_event(opening))
-                self.state = StreamState.CONTENT
-            case StreamState.CONTENT:
-                pass
-            case StreamState.ENDED:
-                raise EngineFailure("the engine sent text after the end of the request")
+        if delta.choice not in self._opened:
+            opening = self._format.opening(delta, is_first=not self._opened)
+            if opening is not None:
+                parts.append(_event(opening))
+            self._opened.add(delta.choice)
         if delta.finish is None:
             parts.append(_event(self._format.chunk(delta)))
         elif delta.finish.reason == "error":
@@ -62,11 +64,17 @@ class ChunkSequence:
             parts.append(self.on_error(finish_error(delta)))
         else:
             parts.append(_event(self._format.chunk(delta)))
-            if self._includes_usage:
-                parts.append(_event(self._format.usage_chunk(delta)))
-            parts.append(DONE)
-            self.state = StreamState.ENDED
+            self._finishes[delta.choice] = delta.finish
+            if len(self._finishes) == self._num_choices:
+                parts.append(self._end())
         return b"".join(parts)
+
+    def _end(self) -> bytes:
+        self.state = StreamState.ENDED
+        if not self._includes_usage:
+            return DONE
+        finishes = [self._finishes[choice] for choice in sorted(self._finishes)]
+        return _event(self._format.usage_chunk(finishes)) + DONE
 
     def on_error(self, error: RequestError) -> bytes:
         """The error event and the end; nothing if the stream has ended already."""

@@ -49,6 +49,7 @@ def parse_completion_request(
         endpoint="completion",
         prompt=prompt,
         sampling=sampling_params(shared, max_tokens=shared.max_tokens, logprobs=fields.logprobs),
+        num_choices=shared.n or 1,
         cache_salt=shared.cache_salt or "",
         returns_token_ids=bool(shared.return_token_ids),
         streams=bool(shared.stream),

@@ -23,7 +23,11 @@ EVENT_STREAM_HEADERS = {
 
 
 class ClientGone(Exception):
-    """The client closed the connection, or took nothing for so long that the server did."""
+    """The client closed the connection."""
+
+
+class ClientStalled(ClientGone):
+    """The client took nothing for so long that the server closed the connection."""
 
 
 class EventWriter:
@@ -112,7 +116,7 @@ def _stream_writer(writer: AbstractStreamWriter | None) -> StreamWriter:
 async def wait_taken(request: web.Request, writing: Coroutine[None, None, None], stall_s: float) -> None:
     """Wait for `writing`, which waits for the client; abort a client that takes no byte for `stall_s`.
 
-    Raises ClientGone, or what `writing` raises.
+    Raises ClientGone, ClientStalled, or what `writing` raises.
     """
     transport = request.transport
     if transport is None:
@@ -125,7 +129,7 @@ async def wait_taken(request: web.Request, writing: Coroutine[None, None, None],
             before, left = left, transport.get_write_buffer_size()
             if left >= before:
                 transport.abort()
-                raise ClientGone
+                raise ClientStalled
         await task
     finally:
         task.cancel()

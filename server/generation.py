@@ -9,26 +9,30 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import msgspec
 from aiohttp import web
 
 from ..actors.frontend_api import Delta, FrontendAPI, RequestStream
-from ..errors import EngineFailure, RequestError, Unavailable
-from ..mailbox.messages.requests import TokenText
+from ..errors import RequestError, Unavailable
 from ..topology.schema import ServerSection
-from .answer_format import AnswerFormat, ChatFormat, CompletionFormat
+from .answer_format import ChatFormat, CompletionFormat
+from .answer_objects import Answer
+from .body_parser import BodyParser
+from .body_reader import HELD_BODIES, HELD_BYTES, BodyBudget, read_body
 from .chat_request import parse_chat_request
-from .chunk_sequence import ChunkSequence, finish_error
+from .chunk_sequence import ChunkSequence, StreamState, finish_error
 from .completion_request import parse_completion_request
-from .event_writer import ClientGone, EventWriter, wait_taken
+from .event_writer import ClientGone, ClientStalled, EventWriter, wait_taken
 from .generation_request import GenerationRequest
 from .http_errors import unexpected
+from .json_values import check_num_values
 from .metrics import ServerMetrics
-from .request_body import RequestBody, ignored_header, parse_body
+from .request_body import ignored_header, parse_body
 from .request_ids import REQUEST_ID, request_id_header
 from .request_timing import RequestTiming
+from .whole_choices import collect, unfinished
 
 CLOSE_TIMEOUT_S = 2.0
 """At shutdown: for answers whose last tokens are on their way; whoever closes the server has drained the frontend."""
@@ -43,9 +47,12 @@ class GenerationHandlers:
         self._metrics = metrics
         self._live: set[asyncio.Task[object]] = set()
         self._is_closing = False
+        self._bodies = BodyBudget(max(HELD_BYTES, HELD_BODIES * settings.max_request_bytes))
+        self._parser = BodyParser()
 
     async def close(self, app: web.Application) -> None:
         """Give live requests a moment to end, then end them with a 503 or an error event. Called at shutdown."""
+        self._parser.close()
         if self._live:
             await asyncio.wait(self._live, timeout=CLOSE_TIMEOUT_S)
         self._is_closing = True
@@ -54,24 +61,37 @@ class GenerationHandlers:
 
     async def chat_completions(self, http_request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions"""
-        timing = RequestTiming(self._metrics)
-        body = parse_body(await http_request.read())
-        return await self._generate(http_request, self._parse_chat(body), "chatcmpl-", timing)
+        return await self._handle(http_request, self._parse_chat, "chatcmpl-")
 
     async def completions(self, http_request: web.Request) -> web.StreamResponse:
         """POST /v1/completions"""
+        return await self._handle(http_request, self._parse_completion, "cmpl-")
+
+    async def _handle(
+        self, http_request: web.Request, parse: Callable[[bytes], GenerationRequest], id_prefix: str
+    ) -> web.StreamResponse:
         timing = RequestTiming(self._metrics)
-        body = parse_body(await http_request.read())
-        return await self._generate(http_request, self._parse_completion(body), "cmpl-", timing)
+        settings = self._settings
+        with self._bodies.share() as share:  # to the end: the prompt lives as long as the request
+            body = await read_body(
+                http_request, share, max_bytes=settings.max_request_bytes, stall_s=settings.client_stall_s
+            )
+            request = await self._parser.parse(body, parse)
+            del body
+            timing.expect(request.num_choices)
+            return await self._generate(http_request, request, id_prefix, timing)
 
-    def _parse_chat(self, body: RequestBody) -> GenerationRequest:
+    def _parse_chat(self, body: bytes) -> GenerationRequest:
         frontend = self._frontend
-        return parse_chat_request(body, served_name=frontend.model_name, max_model_len=frontend.max_model_len)
+        check_num_values(body, frontend.max_model_len)
+        fields = parse_body(body)
+        return parse_chat_request(fields, served_name=frontend.model_name, max_model_len=frontend.max_model_len)
 
-    def _parse_completion(self, body: RequestBody) -> GenerationRequest:
+    def _parse_completion(self, body: bytes) -> GenerationRequest:
         frontend = self._frontend
+        check_num_values(body, frontend.max_model_len)
         return parse_completion_request(
-            body,
+            parse_body(body),
             served_name=frontend.model_name,
             max_model_len=frontend.max_model_len,
             vocab_size=frontend.vocab_size,
@@ -90,6 +110,7 @@ class GenerationHandlers:
             request.sampling,
             cache_salt=request.cache_salt,
             returns_prompt=request.returns_token_ids,
+            num_choices=request.num_choices,
         )
         task = asyncio.current_task()
         assert task is not None
@@ -104,10 +125,13 @@ class GenerationHandlers:
                 includes_usage=request.includes_usage,
             )
             if request.streams:
-                chunks = ChunkSequence(answer_format, includes_usage=request.includes_usage)
+                chunks = ChunkSequence(
+                    answer_format, num_choices=request.num_choices, includes_usage=request.includes_usage
+                )
                 writer = EventWriter(http_request, headers, self._settings)
                 return await _answer_in_events(self._deltas(stream), chunks, writer, timing)
-            return await self._answer_whole(http_request, self._deltas(stream), answer_format, headers, timing)
+            deltas = await collect(self._deltas(stream), request.num_choices, timing)
+            return await self._answer_whole(http_request, answer_format.whole(deltas), headers, timing)
         except RequestError as error:
             if error.status >= 500 and error.status != 503:
                 timing.end("error")
@@ -137,18 +161,16 @@ class GenerationHandlers:
     async def _answer_whole(
         self,
         http_request: web.Request,
-        stream: AsyncIterator[Delta],
-        answer_format: AnswerFormat,
+        answer: Answer,
         headers: Mapping[str, str],
         timing: RequestTiming,
     ) -> web.Response:
-        answer = answer_format.whole(await collect(stream, timing))
         response = web.Response(body=msgspec.json.encode(answer), content_type="application/json", headers=headers)
         await response.prepare(http_request)
         try:
             await wait_taken(http_request, response.write_eof(), self._settings.client_stall_s)
-        except (ClientGone, ConnectionError):
-            return response
+        except (ClientGone, ConnectionError) as error:
+            timing.client_gone(is_stalled=isinstance(error, ClientStalled))
         return response
 
 
@@ -163,10 +185,10 @@ async def _answer_in_events(
                 if delta.finish is not None and delta.finish.reason == "error" and not writer.is_started:
                     raise finish_error(delta)
                 await writer.write(chunks.on_delta(delta))
-                if delta.finish is not None:
+                if chunks.state is StreamState.ENDED:
                     break
             else:
-                raise _unfinished()
+                raise unfinished()
         except RequestError as error:
             if not writer.is_started:
                 raise
@@ -181,34 +203,8 @@ async def _answer_in_events(
             timing.end("error")
             await writer.write(chunks.on_error(failure))
         await writer.end()
-    except ClientGone:
-        timing.end("abort")
+    except ClientGone as error:
+        timing.client_gone(is_stalled=isinstance(error, ClientStalled))
     finally:
         writer.stop_comments()
     return writer.response
-
-
-async def collect(stream: AsyncIterator[Delta], timing: RequestTiming) -> Delta:
-    """All deltas of a request as one, which has `finish`. Raises RequestError."""
-    texts: list[str] = []
-    token_ids: list[int] = []
-    logprobs: list[TokenText] | None = None
-    prompt_token_ids: list[int] | None = None
-    async for delta in stream:
-        timing.observe(delta)
-        texts.append(delta.text)
-        token_ids.extend(delta.token_ids)
-        if delta.logprobs is not None:
-            logprobs = logprobs or []
-            logprobs.extend(delta.logprobs)
-        if delta.prompt_token_ids is not None:
-            prompt_token_ids = delta.prompt_token_ids
-        if delta.finish is not None:
-            if delta.finish.reason == "error":
-                raise finish_error(delta)
-            return Delta(0, 0, token_ids, "".join(texts), delta.finish, logprobs, prompt_token_ids)
-    raise _unfinished()
-
-
-def _unfinished() -> EngineFailure:
-    return EngineFailure("the engine ended the stream without a finish")

@@ -16,6 +16,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     endpoint: Literal["chat", "completion"]
     prompt: Prompt
     sampling: SamplingParams
+    num_choices: int
     cache_salt: str
     returns_token_ids: bool
     streams: bool

@@ -45,11 +45,14 @@ def error_body(error: RequestError) -> ErrorBody:
     return ErrorBody(ErrorObject(printable(error.message), error.type, param, error.code))
 
 
+def encoded_error(error: RequestError) -> bytes:
+    """The body as it is sent."""
+    return msgspec.json.encode(error_body(error))
+
+
 def error_response(error: RequestError) -> web.Response:
     """A whole HTTP answer: status, body, and Retry-After where the error has one (a 429 always has)."""
-    response = web.Response(
-        status=error.status, body=msgspec.json.encode(error_body(error)), content_type="application/json"
-    )
+    response = web.Response(status=error.status, body=encoded_error(error), content_type="application/json")
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.status == 429:
         retry_after_s = 1

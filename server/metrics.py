@@ -8,14 +8,18 @@ counted here, since only the server sees them. All names begin with `callboard:`
 | request_success_total        | requests that the engine took and that ended, by finish reason; `abort`: the |
 |                              | client left; `error`: a 500 or an error event                                |
 | time_to_first_token_seconds  | one a request that got a token: from the request's head to that token        |
-| inter_token_latency_seconds  | N - 1 a request of N tokens; tokens that come together share their interval  |
+| inter_token_latency_seconds  | N - 1 a choice of N tokens; tokens that come together share their interval   |
 | e2e_request_latency_seconds  | one a request that the engine ended                                          |
+| stalled_clients_total        | answers given up because the client took nothing for `client_stall_s`        |
 
-Requests that are refused (4xx, 503) are counted nowhere.
+A request with several choices is one request: it ends, and is counted, with the last of them. Requests that are refused
+(4xx, 503) are counted nowhere. With several frontends each counts what went through it and shows its own live requests;
+the scheduler's figures are the same whichever is asked.
 """
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections.abc import Iterable
 
@@ -66,6 +70,7 @@ class ServerMetrics(Collector):
         self.time_to_first_token = Histogram(TTFT_BUCKETS_S)
         self.inter_token_latency = Histogram(ITL_BUCKETS_S)
         self.e2e_request_latency = Histogram(E2E_BUCKETS_S)
+        self.num_stalled_clients = 0
         self._finished = dict.fromkeys(FINISH_REASONS, 0)
         self.registry.register(self)
 
@@ -86,6 +91,10 @@ class ServerMetrics(Collector):
         for reason, count in self._finished.items():
             success.add_metric([reason], count)
         yield success
+        yield CounterMetricFamily(
+            "callboard:stalled_clients", "Answers that their clients did not take.", value=self.num_stalled_clients
+        )
+        yield from self._process_metrics()
         yield self.time_to_first_token.family(
             "callboard:time_to_first_token_seconds", "From the request to its first token, seconds."
         )
@@ -100,12 +109,17 @@ class ServerMetrics(Collector):
         statistics = self._frontend.scheduler_statistics()
         used_blocks = statistics.num_blocks - statistics.num_free_blocks
         gauges = (
+            ("kv_blocks", "KV blocks of the pool.", statistics.num_blocks),
+            (
+                "kv_blocks_free",
+                "KV blocks that can be allocated at once, cached ones included.",
+                statistics.num_free_blocks,
+            ),
             ("num_requests_running", "Requests in the batch.", statistics.num_running),
             ("num_requests_waiting", "Requests that wait, preempted ones included.", statistics.num_waiting),
             ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", used_blocks / max(1, statistics.num_blocks)),
         )
-        for name, documentation, value in gauges:
-            yield GaugeMetricFamily(f"callboard:{name}", documentation, value=value)
+        yield from _gauges(gauges)
         counters = (
             ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", statistics.prefix_cache_queries),
             ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", statistics.prefix_cache_hits),
@@ -119,3 +133,21 @@ class ServerMetrics(Collector):
         )
         for name, documentation, value in counters:
             yield CounterMetricFamily(f"callboard:{name}", documentation, value=value)
+
+    def _process_metrics(self) -> Iterable[Metric]:
+        """Of the process that answers the scrape."""
+        return _gauges(
+            (
+                (
+                    "frontend_live_requests",
+                    "Requests of this frontend that have not ended.",
+                    self._frontend.num_live_requests(),
+                ),
+                ("asyncio_tasks", "Tasks of this frontend's process.", len(asyncio.all_tasks())),
+            )
+        )
+
+
+def _gauges(entries: Iterable[tuple[str, str, float]]) -> Iterable[Metric]:
+    for name, documentation, value in entries:
+        yield GaugeMetricFamily(f"callboard:{name}", documentation, value=value)

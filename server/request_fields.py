@@ -14,6 +14,7 @@ from ..topology.boards import MAX_LOGPROBS
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 256
+MAX_CHOICES = 128
 
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
@@ -38,6 +39,8 @@ class SharedFields(msgspec.Struct, frozen=True):
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     """0 and -1 keep all tokens."""
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    """Answers wanted; default 1."""
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     ignore_eos: bool | None = None

@@ -9,6 +9,7 @@ from aiohttp import web
 from ..actors.frontend_api import FrontendAPI
 from ..topology.schema import ServerSection
 from .app import build_app
+from .connections import ConnectionRunner
 from .generation import CLOSE_TIMEOUT_S
 
 LISTEN_BACKLOG = 1024
@@ -31,13 +32,8 @@ async def start_server(frontend: FrontendAPI, settings: ServerSection, listening
 
     Raises ConfigError, OSError.
     """
-    runner = web.AppRunner(
-        build_app(frontend, settings),
-        access_log=None,
-        handle_signals=False,
-        handler_cancellation=True,
-        shutdown_timeout=CLOSE_TIMEOUT_S,
-    )
+    app = build_app(frontend, settings)
+    runner = ConnectionRunner(app, head_timeout_s=settings.client_stall_s, shutdown_timeout=CLOSE_TIMEOUT_S)
     await runner.setup()
     host, port = listening_socket.getsockname()[:2]
     try:

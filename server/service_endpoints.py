@@ -1,4 +1,4 @@
-"""The endpoints that generate nothing: models, health, readiness, metrics, version."""
+"""The endpoints that generate nothing: models, health, readiness, start, metrics, version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from .. import __version__
-from ..actors.frontend_api import FrontendAPI
+from ..actors.frontend_api import ActorStart, FrontendAPI
 from ..errors import UnknownModel
 from .metrics import ServerMetrics
 
@@ -36,6 +36,12 @@ class StatusObject(msgspec.Struct, frozen=True):
 
     status: str
     reason: str
+
+
+class StartupObject(msgspec.Struct, frozen=True):
+    """The answer of /startup."""
+
+    actors: list[ActorStart]
 
 
 class VersionObject(msgspec.Struct, frozen=True):
@@ -78,6 +84,10 @@ class ServiceHandlers:
         health = self._frontend.health()
         status = StatusObject("ready" if health.is_ready else "not ready", health.reason)
         return _json(status, 200 if health.is_ready else 503)
+
+    async def startup(self, request: web.Request) -> web.Response:
+        """GET /startup: for each actor what it does now, and the seconds that each phase of its start took."""
+        return _json(StartupObject(self._frontend.startup()))
 
     async def metrics(self, request: web.Request) -> web.Response:
         """GET /metrics: Prometheus text format."""

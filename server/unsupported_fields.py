@@ -61,7 +61,6 @@ _COUNT = Annotated[int, Meta(ge=0)] | None
 _ONE_OR_MORE = Annotated[int, Meta(ge=1)] | None
 
 UNSUPPORTED: dict[str, Field[object]] = {
-    "n": _field(_ONE_OR_MORE, 1),
     "best_of": _field(_ONE_OR_MORE, 1),
     "use_beam_search": _field(_BOOL, False),
     "length_penalty": _field(float | None, 1.0),

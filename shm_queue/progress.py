@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import time
+import zlib
 from typing import TypeVar, overload
 
 import msgspec
@@ -37,6 +38,12 @@ class Phase(enum.IntEnum):
     STEPPING = 4
     """A step is on the device."""
     IDLE = 5
+    WAITING = 6
+    """A scheduler that has no worker."""
+
+
+START_PHASES = (Phase.STARTING, Phase.LOADING, Phase.WARMING)
+"""Of a process that cannot serve yet; they may take long."""
 
 
 class Word:
@@ -54,6 +61,11 @@ class Word:
 
     def __set__(self, line: ProgressLine, value: int) -> None:
         line.words[self._index] = value
+
+
+def mark_of(request_id: str) -> int:
+    """What `working_on` says of a request: 33 bits, never 0."""
+    return zlib.crc32(request_id.encode()) | 1 << 32
 
 
 class ProgressLine:
@@ -77,6 +89,10 @@ class ProgressLine:
 
     heartbeat_ns = Word(7)
     """CLOCK_MONOTONIC when the process's event loop last turned; 0: not yet."""
+
+    working_on = Word(15)
+    """A mark (`mark_of`) of the request whose prompt is in native code now; 0: none. It outlives the process, and says
+    which request it died of."""
 
     @property
     def phase(self) -> Phase:
@@ -137,8 +153,8 @@ class ProgressPage:
     Raises ProtocolViolation if the memory is not that of `num_lines` lines.
     """
 
-    def __init__(self, fd: int, num_lines: int) -> None:
-        memory = map_memory("progress page", fd, num_lines * LINE_WORDS * WORD_BYTES, is_writable=True)
+    def __init__(self, fd: int, num_lines: int, *, is_writable: bool = True) -> None:
+        memory = map_memory("progress page", fd, num_lines * LINE_WORDS * WORD_BYTES, is_writable=is_writable)
         self.num_lines = num_lines
         self._words: npt.NDArray[np.uint64] = np.frombuffer(memory, dtype="<u8").reshape(num_lines, LINE_WORDS)
 

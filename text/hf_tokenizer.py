@@ -43,6 +43,7 @@ class _TokenizerConfig(msgspec.Struct):
     chat_template: str | list[_NamedTemplate] | None = None
 
 
+_MAX_ID_DIGITS = 10
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -60,7 +61,7 @@ def load_hf_tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> Toke
     except Exception as error:  # the package raises bare Exception for whatever is wrong with the file
         raise CorruptCheckpoint(f"{path} is malformed: {error}") from error
     config = _read_config(directory)
-    _add_tokens(backend, config)
+    _add_tokens(backend, config, str(directory / "tokenizer_config.json"))
     named = _named_tokens(config)
     special = read_special_ids(checkpoint)
     begin, end = (backend.token_to_id(named.get(name, "")) for name in ("bos_token", "eos_token"))
@@ -84,8 +85,13 @@ def _read_config(directory: Path) -> _TokenizerConfig:
     return decode_json_file(path, _TokenizerConfig) if path.is_file() else _TokenizerConfig()
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, config: _TokenizerConfig) -> None:
+def _add_tokens(backend: tokenizers.Tokenizer, config: _TokenizerConfig, where: str) -> None:
     """Tokens that only tokenizer_config.json knows of, and the special nature of the named ones."""
+    for token_id in config.added_tokens_decoder:
+        if not (token_id.isascii() and token_id.isdecimal() and len(token_id) <= _MAX_ID_DIGITS):
+            raise CorruptCheckpoint(
+                f"{where}: added_tokens_decoder has the key {token_id[:80]!r}, which is no token id"
+            )
     for _, token in sorted(config.added_tokens_decoder.items(), key=lambda item: int(item[0])):
         if backend.token_to_id(token.content) is None:
             backend.add_tokens([_added(token)])

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..checkpoints import Checkpoint
-from ..errors import ConfigError
+from ..errors import ConfigError, CorruptCheckpoint
 from .gguf_tokenizer import load_gguf_tokenizer
 from .hf_tokenizer import load_hf_tokenizer
+from .render_process import shared
+from .rust_panics import panics_as
 from .tokenizer import Tokenizer
 
 
@@ -17,10 +19,12 @@ def load_tokenizer(checkpoint: Checkpoint, *, chat_template_path: str | None = N
     Raises UnsupportedModel (a kind of tokenizer that is not supported, by name), CorruptCheckpoint (a malformed file),
     ConfigError (a chat template with a syntax error, or a file that cannot be read).
     """
+    shared.start()  # it gets ready while the vocabulary is read
     template = None if chat_template_path is None else _read(chat_template_path)
-    if checkpoint.format == "gguf":
-        return load_gguf_tokenizer(checkpoint, template)
-    return load_hf_tokenizer(checkpoint, template)
+    with panics_as(lambda sentence: CorruptCheckpoint(f"{checkpoint.path}: {sentence}")):
+        if checkpoint.format == "gguf":
+            return load_gguf_tokenizer(checkpoint, template)
+        return load_hf_tokenizer(checkpoint, template)
 
 
 def _read(path: str) -> str:

@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterable
 
 import tokenizers
 
-from ..errors import InvalidRequest, UnsupportedModel
+from ..errors import CorruptCheckpoint, EngineFailure, InvalidRequest, UnsupportedModel
 from .byte_level import byte_level_bytes
 from .chat_template import ChatTemplate
+from .rust_panics import panics_as
+
+MAX_UNUSED_IDS = 1 << 16
+"""Ids without a token that a vocabulary may have; those in use have some hundreds."""
 
 
 class Tokenizer:
@@ -28,7 +32,8 @@ class Tokenizer:
     ) -> None:
         """Takes over `backend`; `where` names the files in errors.
 
-        Raises UnsupportedModel for a decoder other than byte-level or SentencePiece-like.
+        Raises UnsupportedModel for a decoder other than byte-level or SentencePiece-like, CorruptCheckpoint for ids far
+        beyond the number of tokens: there are tables by id.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -37,7 +42,10 @@ class Tokenizer:
         self.eos_token_ids = eos_token_ids
         self.chat_template = chat_template
         self.is_byte_level = _is_byte_level(backend, where)
-        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        if self.vocab_size > 2 * len(vocabulary) + MAX_UNUSED_IDS:
+            raise CorruptCheckpoint(f"{where}: {len(vocabulary):,} tokens have ids up to {self.vocab_size - 1:,}")
         tokens = [backend.id_to_token(token_id) or "" for token_id in range(self.vocab_size)]
         # As the backend does it: a token is special by its text.
         special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
@@ -58,7 +66,7 @@ class Tokenizer:
         `add_special_tokens`: also add what the model wants around a raw text, such as a BOS token; False for what a
         chat template rendered. A byte for which the vocabulary has no token (some vocabularies lack bytes that valid
         UTF-8 rarely has) is left out, as the `tokenizers` package does without an unknown token.
-        Raises InvalidRequest for text that is not Unicode (lone surrogates).
+        Raises InvalidRequest for text that is not Unicode (lone surrogates), EngineFailure if the library fails on it.
         """
         try:
             text.encode()
@@ -68,7 +76,8 @@ class Tokenizer:
             ) from error
         # Of the backend's methods only those for batches let other threads run: `encode` of a text of megabytes would
         # stop the whole process for seconds.
-        encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        with panics_as(EngineFailure):
+            encoding = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         ids: list[int] = encoding.ids
         return ids
 
@@ -84,7 +93,8 @@ class Tokenizer:
         if self.is_byte_level:
             return self.joined_bytes(ids, skip_special_tokens).decode("utf-8", "replace")
         kept = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]
-        text: str = self._backend.decode(kept, skip_special_tokens=skip_special_tokens)
+        with panics_as(EngineFailure):
+            text: str = self._backend.decode(kept, skip_special_tokens=skip_special_tokens)
         return text
 
     def joined_bytes(self, ids: Iterable[int], skip_special_tokens: bool) -> bytes:

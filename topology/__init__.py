@@ -1,7 +1,7 @@
 """The topology file: its schema, strict decoding, checks, and what follows from it by arithmetic."""
 
-from .boards import max_plan_blocks, max_plan_tokens, plan_boards
 from .arithmetic import Arithmetic, arithmetic_of
+from .boards import max_plan_blocks, max_plan_tokens, plan_boards
 from .check import check_topology, ensure_valid
 from .check_machine import check_machine
 from .decode import is_independent

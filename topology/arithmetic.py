@@ -1,7 +1,7 @@
 """How a worker's device holds and multiplies a model: what the sizes in the memory ledger depend on.
 
-The same choice as `models/linear.py` makes by trying (a test holds the two together), made here from the CPU's flags, for
-the processes that plan have no torch.
+The same choice as `models/linear.py` makes by trying (a test holds the two together), made here from the CPU's flags,
+for the processes that plan have no torch.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ What bounds a plan, and who keeps it:
 - at most `max_plan_blocks` block ids: follows from the two above, for a row holds blocks for its known tokens and for
   the `pipeline_depth` tokens that the steps in flight may add;
 - request ids of at most 128 bytes and at most 20 log-probabilities a token: the API, before a request is accepted;
+- an error of at most `MAX_ERROR_CHARS` characters in the result of a failed step: the worker;
 - no stop strings: the scheduler takes them out of the sampling parameters of a new row.
 """
 
@@ -21,6 +22,9 @@ from .schema import Topology
 MAX_REQUEST_ID_BYTES = 128
 MAX_LOGPROBS = 20
 """Alternatives a token, `top_logprobs` of the API."""
+
+MAX_ERROR_CHARS = 200
+"""Of what a failed step raised, as the messages of the steps have it (which stand above the topology)."""
 
 MAX_SLOT_BYTES = 256 * 1024 * 1024
 """A plan beyond this is a mistake in the topology; a usual one has some 100 KiB."""
@@ -58,14 +62,16 @@ def plan_bytes(topology: Topology, max_model_len: int) -> int:
     arrays = rows * (4 + 4 + 8 + 4 + 4 + 1) + 8 * _HEADER  # removed_rows, rows, runs, starts, num_tokens, samples
     new_rows = _HEADER + rows * _NEW_ROW + 4 * max_plan_tokens(topology, max_model_len)
     blocks = 8 * max_plan_blocks(topology, max_model_len)  # a row and a block id for each that is appended
-    return _HEADER + 4 * _NUMBER + arrays + new_rows + blocks + _SPARE
+    is_fresh = 1
+    return _HEADER + 4 * _NUMBER + arrays + new_rows + blocks + is_fresh + _SPARE
 
 
 def result_bytes(topology: Topology) -> int:
     """Upper bound of an encoded `StepResult`."""
     rows = topology.scheduler.max_num_seqs
     arrays = rows * (8 + 4 + 4 + 4 + 4 + (4 + 4) * MAX_LOGPROBS) + 7 * _HEADER
-    return _HEADER + 5 * _NUMBER + arrays + _SPARE
+    error = _HEADER + 4 * MAX_ERROR_CHARS  # up to 4 bytes each
+    return _HEADER + 6 * _NUMBER + arrays + error + _SPARE
 
 
 def plan_boards(topology: Topology, max_model_len: int, epoch: int) -> tuple[BoardLayout, BoardLayout]:

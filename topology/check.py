@@ -68,9 +68,7 @@ def _check_scheduler(topology: Topology, problems: list[Problem]) -> None:
     section = topology.scheduler
     if section.policy != "fcfs":
         got = f"policy = {show_value(section.policy)}"
-        problems.append(
-            Problem(("scheduler", "policy"), got, f'only "fcfs", others are {NOT_YET}', "leave it out")
-        )
+        problems.append(Problem(("scheduler", "policy"), got, f'only "fcfs", others are {NOT_YET}', "leave it out"))
     if section.max_num_batched_tokens < section.max_num_seqs:
         got = f"max_num_batched_tokens = {section.max_num_batched_tokens:,}"
         allowed = f"at least max_num_seqs, {section.max_num_seqs:,}: a full batch of decodes takes a token for each row"
@@ -80,9 +78,7 @@ def _check_scheduler(topology: Topology, problems: list[Problem]) -> None:
     if section.watermark >= 0.5:
         allowed = "below 0.5: it is the share of the blocks that admission leaves unused"
         path = ("scheduler", "watermark")
-        problems.append(
-            Problem(path, f"watermark = {section.watermark}", allowed, "values from 0 to 0.05 are usual")
-        )
+        problems.append(Problem(path, f"watermark = {section.watermark}", allowed, "values from 0 to 0.05 are usual"))
 
 
 def _check_slots(topology: Topology, shape: ModelShape | None, problems: list[Problem]) -> None:

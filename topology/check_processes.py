@@ -100,9 +100,7 @@ def _check_worker_fields(
         if value not in (None, "cpu"):
             got = f"{name} = {show_value(value)}"
             advice = "move it there or leave it out"
-            problems.append(
-                Problem((*path, name), got, "only in the worker's process", advice, ((*path, "actors"),))
-            )
+            problems.append(Problem((*path, name), got, "only in the worker's process", advice, ((*path, "actors"),)))
 
 
 def _tensor_rule(shape: ModelShape | None) -> str:

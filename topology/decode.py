@@ -42,8 +42,11 @@ def _complete(sound: Table) -> None:
         tables = sound.get(name, ())
         assert struct is not None
         for table in tables if is_list and isinstance(tables, list) else [tables]:
-            is_whole = table is None or all(f.name in table for f in msgspec.structs.fields(struct) if f.required)
-            if not is_whole and name in sound:
+            if (
+                isinstance(table, dict)
+                and name in sound
+                and any(f.required and f.name not in table for f in msgspec.structs.fields(struct))
+            ):
                 del sound[name]
 
 

@@ -1,4 +1,4 @@
-"""The line of each field in a topology file: `tomllib` tells none, so its statements are parsed once more, one by one."""
+"""The line of each field in a topology file: `tomllib` tells none, so statements are parsed once more, one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory ledger: what a topology will hold, and how many KV blocks it gets. Sizes are in bytes, lengths in tokens."""
+"""The memory ledger: what a topology will hold, and how many KV blocks it gets. Sizes in bytes, lengths in tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PROCESS_BYTES = 22 * MIB
 _SUPERVISOR_BYTES = 42 * MIB
 """With the command line and checkpoints read."""
 _ACTOR_BYTES = {"frontend": 13 * MIB, "tokenizer": 10 * MIB, "scheduler": 2 * MIB, "worker": 164 * MIB}
-"""Beside its process, at rest. Of a worker it is torch, what its libraries set up at the first steps, and compiled code."""
+"""Beside its process, at rest. Of a worker: torch, what its libraries set up at the first steps, and compiled code."""
 _VOCABULARY_ENTRY_BYTES = 500
 """Of a token in a tokenizer: its text, both ways."""
 _KEPT_BYTES = 60 * MIB

@@ -80,6 +80,10 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag=45):
     """All neighbours have parted from these actors' dead incarnation: requests that were with them are resumed."""
 
     actors: tuple[str, ...]
+    has_served: bool
+    """The incarnation that died was ready: what its actors held may have been what it died of."""
+    suspects: tuple[int, ...]
+    """Marks (`mark_of`) of the requests that its tokenizers had in hand when it died."""
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True, tag=46):

@@ -8,33 +8,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from callboard.actors.barriers import Barriers
+from callboard.mailbox.messages.control import Settled
+
+SETTLED = Settled(("tokenizer",), has_served=True, suspects=())
 
 
 def test_the_last_to_part_opens_it_in_any_order() -> None:
     for order in permutations("abc"):
         barriers = Barriers()
-        assert barriers.begin("p", 1, ("tokenizer",), set("abc")) == ()
-        assert [barriers.parted(name, "p", 1) for name in order] == [(), (), ("tokenizer",)]
+        assert barriers.begin("p", 1, SETTLED, set("abc")) is None
+        assert [barriers.parted(name, "p", 1) for name in order] == [None, None, SETTLED]
 
 
 def test_without_neighbours_it_is_open() -> None:
-    assert Barriers().begin("p", 1, ("worker",), set()) == ("worker",)
+    assert Barriers().begin("p", 1, SETTLED, set()) is SETTLED
 
 
 def test_a_neighbour_that_dies_has_parted() -> None:
     barriers = Barriers()
-    barriers.begin("p", 1, ("tokenizer",), {"a", "b"})
-    assert barriers.parted("a", "p", 1) == ()
-    assert barriers.lost("b") == ["tokenizer"]
+    barriers.begin("p", 1, SETTLED, {"a", "b"})
+    assert barriers.parted("a", "p", 1) is None
+    assert barriers.lost("b") == [SETTLED]
 
 
 def test_each_incarnation_has_its_own() -> None:
     barriers = Barriers()
-    barriers.begin("p", 1, ("tokenizer",), {"a"})
-    barriers.begin("p", 2, ("tokenizer",), {"a"})
-    assert barriers.parted("a", "p", 2) == ("tokenizer",)
-    assert barriers.parted("a", "p", 1) == ("tokenizer",)
-    assert barriers.parted("a", "p", 1) == (), "an answer twice"
+    barriers.begin("p", 1, SETTLED, {"a"})
+    barriers.begin("p", 2, SETTLED, {"a"})
+    assert barriers.parted("a", "p", 2) is SETTLED
+    assert barriers.parted("a", "p", 1) is SETTLED
+    assert barriers.parted("a", "p", 1) is None, "an answer twice"
 
 
 @given(
@@ -43,10 +46,10 @@ def test_each_incarnation_has_its_own() -> None:
 )
 def test_it_opens_exactly_once_and_not_before_all_are_through(events: list[tuple[bool, str]], names: set[str]) -> None:
     barriers = Barriers()
-    barriers.begin("p", 7, ("scheduler",), names)
-    left, opened = set(names), 0
+    barriers.begin("p", 7, SETTLED, names)
+    left, num_opened = set(names), 0
     for is_death, name in events:
-        settled = barriers.lost(name) if is_death else barriers.parted(name, "p", 7)
+        opened = barriers.lost(name) if is_death else barriers.parted(name, "p", 7)
         left.discard(name)
-        opened += bool(settled)
-        assert opened == (not left)
+        num_opened += bool(opened)
+        assert num_opened == (not left)

@@ -9,12 +9,12 @@ import pytest
 
 from callboard.actors.control import ControlSocket, control_pair
 from callboard.errors import EndOfStream, MessageTooLarge, WouldBlock
-from callboard.mailbox.messages.control import Attach, Drained, Failed, Gone, Shutdown
+from callboard.mailbox.messages.control import Attach, Drained, Ending, Failed, Shutdown
 
 
 def sockets() -> tuple[ControlSocket, ControlSocket]:  # type: ignore[type-arg]
     ours, theirs = control_pair()
-    return ControlSocket(ours, Drained | Failed), ControlSocket(theirs, Attach | Gone | Shutdown)
+    return ControlSocket(ours, Drained | Failed), ControlSocket(theirs, Attach | Ending | Shutdown)
 
 
 async def test_descriptors_arrive_in_order_and_do_not_reach_grandchildren() -> None:
@@ -64,7 +64,7 @@ async def test_closing_ends_a_task_that_waits_and_later_messages_are_dropped() -
 
 async def test_a_message_over_the_limit_is_named() -> None:
     supervisor, child = sockets()
-    with pytest.raises(MessageTooLarge, match="Gone has"):
-        supervisor.send(Gone("worker", 1, "x" * 200_000, False))
+    with pytest.raises(MessageTooLarge, match="Ending has"):
+        supervisor.send(Ending("x" * 200_000))
     supervisor.close()
     child.close()

@@ -185,3 +185,72 @@ async def test_the_check_of_an_idle_engine_waits_and_a_new_request_calls_it_off(
     rig.admit(make_admit("s", [1, 2], ignore_eos=True, max_tokens=1))
     assert check.cancelled() and rig.actor._idle_check is None
     rig.actor.close()
+
+
+async def test_a_step_that_failed_is_logged_and_the_request_alone_in_it_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rig = Rig(pipeline_depth=1)
+    rig.admit(make_admit("r", [1, 2], ignore_eos=True))
+    rig.attach()
+    rig.worker.raises["r", 0] = 3
+    for _ in range(3):
+        await rig.step()
+    messages = rig.to_tokenizer.receive_all_nowait()
+    (finish,) = [finish for message in messages for finish in message.finishes.values()]
+    assert (finish.reason, finish.usage.completion_tokens) == ("error", 2)
+    assert "scheduler.step_failed step=2 error='RuntimeError: a planted fault'" in capsys.readouterr().err
+    assert rig.line.read_statistics(SchedulerStatistics).num_failed_steps == 1
+    rig.actor.close()
+
+
+async def test_void_results_and_the_fresh_plan_behind_them_pass_the_boards() -> None:
+    rig = Rig(pipeline_depth=3)
+    admits = [make_admit(name, [1, 2], ignore_eos=True, max_tokens=4) for name in ("r", "s")]
+    rig.admit(*admits)
+    rig.attach()
+    rig.worker.num_to_fail = 1
+    while rig.calls.plans:
+        await rig.step()
+    messages = rig.to_tokenizer.receive_all_nowait()
+    tokens: dict[str, list[int]] = {"r": [], "s": []}
+    for message in messages:
+        for request_id, ids in zip(message.request_ids, message.token_ids, strict=True):
+            tokens[request_id] += ids
+    assert tokens == {admit.request_id: truth(admit, rig.limits)[0] for admit in admits}
+    rig.actor.close()
+
+
+async def test_the_orphans_of_an_idle_engine_are_ended_by_a_timer() -> None:
+    rig = Rig(resume_grace_s=0.001)
+    rig.admit(make_admit("r", [1, 2]))
+    assert rig.actor._deadline_timer is None
+    rig.actor.gone("tokenizer")
+    assert rig.actor._deadline_timer is not None
+    while rig.line.read_statistics(SchedulerStatistics).num_orphans_ended == 0:
+        await asyncio.sleep(0)
+    assert rig.actor._deadline_timer is None and rig.received() == []
+    rig.actor.close()
+
+
+async def test_one_timer_is_set_for_all_orphans_and_called_off_when_they_are_claimed() -> None:
+    rig = Rig(resume_grace_s=1000.0)
+    rig.admit(make_admit("r", [1, 2]), make_admit("s", [1, 2]))
+    rig.actor.gone("tokenizer")
+    timer = rig.actor._deadline_timer
+    assert timer is not None
+    rig.admit(make_admit("r", [1, 2], attempt=2))
+    assert rig.actor._deadline_timer is timer
+    rig.admit(make_admit("s", [1, 2], attempt=2))
+    assert timer.cancelled() and rig.actor._deadline_timer is None
+    assert rig.line.read_statistics(SchedulerStatistics).num_resumed == 2
+    rig.actor.close()
+
+
+async def test_the_timer_is_called_off_at_the_end() -> None:
+    rig = Rig()
+    rig.admit(make_admit("r", [1, 2]))
+    rig.actor.gone("tokenizer")
+    timer = rig.actor._deadline_timer
+    rig.actor.close()
+    assert timer is not None and timer.cancelled()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from callboard.actors.faults import Faults
@@ -17,10 +19,12 @@ from callboard.mailbox.messages.requests import (
     Abort,
     ChatMessage,
     ChatPrompt,
+    Delivered,
     Finish,
     Generate,
     Prompt,
     Refused,
+    Resume,
     TextPrompt,
     TokenizerToFrontend,
     TokenLogprobs,
@@ -28,6 +32,7 @@ from callboard.mailbox.messages.requests import (
     Usage,
 )
 from callboard.mailbox.messages.sampling import SamplingParams
+from callboard.shm_queue.progress import LINE_WORDS, ProgressLine, mark_of
 from callboard.tests.actors.delivery_world import Threads, make_tokenizer
 from callboard.text import ChatTemplate
 
@@ -41,12 +46,14 @@ class Rig:
         self.to_scheduler: Inbox[Any] = Inbox(TokenizerToScheduler, capacity, 1 << 20)
         self.to_frontend: Inbox[Any] = Inbox(TokenizerToFrontend, capacity, 1 << 20)
         self.faults = Faults()
+        self.line = ProgressLine(np.zeros(LINE_WORDS, np.uint64))
         self.actor = TokenizerActor(
             "tokenizer",
             Inbox(TokenizerInbound, 8, 1 << 20),
             make_tokenizer(),
             {"scheduler": Sender(LocalOutbox(self.to_scheduler), self.faults)},
             {"frontend": Sender(LocalOutbox(self.to_frontend), self.faults)},
+            self.line,
             self.faults,
             max_model_len=10,
             max_encodings=max_encodings,
@@ -56,14 +63,22 @@ class Rig:
         self.threads = Threads()
         self.actor._threads = self.threads  # type: ignore[assignment]
 
-    def generate(self, name: str = "r", prompt: Prompt | None = None, **sampling: Any) -> Generate:
-        params = SamplingParams(**({"seed": 1} | sampling))
-        message = Generate(
-            name, 1, "frontend", "tokenizer", "scheduler", prompt or TokenPrompt([1, 2]), params, 7, "salt",
-            sampling.get("logprobs") is not None,
-        )  # fmt: skip
+    def generate(
+        self, name: str = "r", prompt: Prompt | None = None, num_choices: int = 1, **sampling: Any
+    ) -> Generate:
+        message = self.request(name, prompt, num_choices, **sampling)
         self.actor.handle(message)
         return message
+
+    def request(self, name: str = "r", prompt: Prompt | None = None, num_choices: int = 1, **sampling: Any) -> Generate:
+        params = SamplingParams(**({"seed": 1} | sampling))
+        return Generate(
+            name, 1, "frontend", "tokenizer", "scheduler", prompt or TokenPrompt([1, 2]), params, 7, "salt",
+            sampling.get("logprobs") is not None, num_choices,
+        )  # fmt: skip
+
+    def resume(self, generate: Generate, attempt: int, *delivered: Delivered) -> None:
+        self.actor.handle(Resume(msgspec.structs.replace(generate, attempt=attempt), list(delivered)))
 
     async def encode(self) -> None:
         """Encode everything, and let the actor's tasks go on."""
@@ -74,9 +89,17 @@ class Rig:
         while self.faults._tasks:
             await asyncio.sleep(0)
 
-    def tokens(self, position: int, ids: list[int], finish: Finish | None = None, **more: Any) -> None:
+    def tokens(
+        self,
+        position: int,
+        ids: list[int],
+        finish: Finish | None = None,
+        attempt: int = 1,
+        choice: int = 0,
+        **more: Any,
+    ) -> None:
         finishes = {} if finish is None else {0: finish}
-        self.actor.handle(TokenDeltas(["r"], [0], [1], [position], [ids], [0], finishes, **more))
+        self.actor.handle(TokenDeltas(["r"], [choice], [attempt], [position], [ids], [0], finishes, **more))
 
     def answer(self) -> Any:
         """The next message to the frontend."""
@@ -172,7 +195,7 @@ async def test_more_prompts_than_may_wait_are_a_429() -> None:
     for name in "abc":
         rig.generate(name)
     refused = rig.answer()
-    assert (refused.request_id, refused.status, refused.retry_after_s) == ("c", 429, 1)
+    assert (refused.request_id, refused.status) == ("c", 429)
     await rig.encode()
     assert [message.request_id for message in rig.sent()] == ["a", "b"]
 
@@ -298,3 +321,240 @@ async def test_closing_during_an_encoding_leaves_no_task() -> None:
     rig.actor.close()
     await rig.faults.wait_cancelled()
     assert not rig.faults._tasks
+
+
+# Choices
+
+
+async def test_choices_are_admitted_one_by_one_after_one_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    encoded: list[str] = []
+    monkeypatch.setattr(rig.actor._tokenizer, "encode", lambda text, add_special_tokens: encoded.append(text) or [4])
+    rig.generate(prompt=TextPrompt("ab"), num_choices=3, max_tokens=9, logprobs=0)
+    await rig.encode()
+    params = SamplingParams(seed=1, max_tokens=9, logprobs=0)
+    assert rig.sent() == [Admit("r", i, 1, "tokenizer", [4], params, (0,), 7, "salt") for i in range(3)]
+    assert encoded == ["ab"]
+    rig.tokens(0, [1], choice=2)
+    rig.tokens(0, [6], choice=0)
+    rig.tokens(1, [7], LENGTH, choice=0)
+    rig.tokens(2, [2], choice=0)  # behind its end
+    deltas = rig.answer()
+    assert (deltas.choices, deltas.texts, deltas.token_ids) == ([2, 0], ["a", "é"], [[1], [6, 7]])
+    assert (deltas.finishes, deltas.prompts) == ({1: LENGTH}, {0: [4], 1: [4]})
+    rig.actor.handle(Abort("r", 1, "gone"))
+    deltas = rig.answer()
+    assert (deltas.choices, deltas.positions) == ([1, 2], [0, 1])
+    assert [deltas.finishes[row].reason for row in (0, 1)] == ["abort", "abort"]
+    assert rig.sent() == [Abort("r", 1, "gone")] and rig.holds_nothing()
+
+
+async def test_a_choice_that_is_refused_takes_the_others_with_it() -> None:
+    rig = Rig()
+    rig.generate(num_choices=3)
+    await rig.encode()
+    rig.sent()
+    rig.tokens(0, [1], LENGTH, choice=0)
+    rig.answer()
+    for choice in (1, 2):
+        rig.actor.handle(Refused("r", choice, 1, 429, "rate_limit_error", "full"))
+    assert rig.to_frontend.receive_all_nowait() == [Refused("r", 1, 1, 429, "rate_limit_error", "full")]
+    assert rig.sent() == [Abort("r", 1, "another choice was refused")] and rig.holds_nothing()
+
+
+# Resumed requests
+
+
+async def test_a_resumed_request_goes_on_from_what_was_delivered() -> None:
+    rig = Rig()
+    generate = rig.request(num_choices=3, stop=("bca",), logprobs=0)
+    rig.resume(generate, 2, Delivered(0, [3, 4], 2), Delivered(2, [6], 0))  # "c a" of "cab"; half an é
+    await rig.encode()
+    params = SamplingParams(seed=1, max_tokens=8, stop=("bca",), logprobs=0)
+    assert rig.sent() == [
+        Admit("r", 0, 2, "tokenizer", [1, 2], params, (0,), 7, "salt", [3, 4]),
+        Admit("r", 2, 2, "tokenizer", [1, 2], params, (0,), 7, "salt", [6]),
+    ]
+    rows = lambda ids: {0: [TokenLogprobs(i, -i / 4, [], []) for i in ids]}  # noqa: E731
+    rig.tokens(2, [2], attempt=1)  # of the attempt before
+    rig.tokens(1, [4, 3, 1], attempt=2, logprobs=rows([4, 3, 1]))  # it has the first of them
+    rig.tokens(1, [7], LENGTH, attempt=2, choice=2)
+    deltas = rig.answer()
+    assert (deltas.choices, deltas.attempts, deltas.positions) == ([0, 2], [2, 2], [2, 1])
+    assert (deltas.texts, deltas.token_ids, deltas.prompts) == (["", "é"], [[3, 1], [7]], {})
+    assert deltas.finishes == {0: Finish("stop", Usage(2, 4, 0), "bca"), 1: LENGTH}
+    assert [entry.data for entry in deltas.logprobs[0]] == [b"c", b"a"]
+    assert rig.sent() == [Stop("r", 0, 2, 3)] and rig.holds_nothing()
+
+
+async def test_text_that_was_owed_comes_with_the_next_token_and_the_prompt_with_the_first() -> None:
+    rig = Rig()
+    generate = rig.request(num_choices=2, logprobs=0)
+    rig.resume(generate, 2, Delivered(0, [1, 2, 3], 1), Delivered(1, [], 0))
+    await rig.encode()
+    rig.tokens(3, [8], attempt=2)
+    rig.tokens(0, [8], attempt=2, choice=1)
+    deltas = rig.answer()
+    assert (deltas.positions, deltas.texts, deltas.prompts) == ([3, 0], ["bc ", " "], {1: [1, 2]})
+
+
+@pytest.mark.parametrize("is_encoded", [False, True])
+async def test_a_resume_replaces_the_attempt_before_it_and_is_never_refused_for_room(is_encoded: bool) -> None:
+    rig = Rig(max_encodings=1)
+    generate = rig.generate()
+    if is_encoded:
+        await rig.encode()
+        rig.tokens(0, [1, 2])
+        assert [type(message) for message in rig.sent()] == [Admit]
+        rig.generate("other")
+    rig.resume(generate, 2, Delivered(0, [1], 1))
+    await rig.encode()
+    rig.actor.flush()
+    rig.to_frontend.receive_all_nowait()  # of the first attempt, at most
+    assert [(m.request_id, m.attempt) for m in rig.sent() if m.request_id == "r"] == [("r", 2)]
+    rig.actor.handle(Abort("r", 1, "of the attempt before"))
+    rig.tokens(1, [2], LENGTH, attempt=2)
+    assert rig.answer().texts == ["b"]
+
+
+@pytest.mark.parametrize("is_encoded", [False, True])
+async def test_an_abort_of_a_resumed_request_gives_what_was_held_back_at_its_place(is_encoded: bool) -> None:
+    rig = Rig()
+    rig.resume(rig.request(stop=("abc",), num_choices=2), 2, Delivered(1, [3, 4], 1))
+    if is_encoded:
+        await rig.encode()
+    rig.actor.handle(Abort("r", 2, "gone"))
+    await rig.encode()
+    deltas = rig.answer()
+    assert (deltas.choices, deltas.positions, deltas.texts) == ([1], [2], ["ab"])
+    assert deltas.finishes == {0: Finish("abort", Usage(2 * is_encoded, 2, 0))}
+    assert rig.sent()[-1] == Abort("r", 2, "gone") and rig.holds_nothing()
+
+
+async def test_an_abort_while_a_resumed_request_is_encoded_leaves_nothing_of_any_attempt() -> None:
+    rig = Rig()
+    generate = rig.generate(num_choices=2)
+    await rig.encode()
+    rig.tokens(0, [1])
+    rig.resume(generate, 2, Delivered(0, [], 0), Delivered(1, [], 0))
+    rig.actor.handle(Abort("r", 2, "gone"))
+    rig.tokens(1, [2])
+    await rig.encode()
+    deltas = rig.answer()
+    assert (deltas.attempts, deltas.positions, deltas.texts) == ([2, 2], [0, 0], ["", ""])
+    assert rig.holds_nothing()
+
+
+@pytest.mark.parametrize("delivered", [Delivered(0, [1, 2], 3), Delivered(0, [1, 2, 3], 1)])
+async def test_a_resume_that_cannot_be_right_ends_that_request_alone(delivered: Delivered) -> None:
+    rig = Rig()
+    rig.resume(rig.request(stop=("bc",)), 2, delivered)  # two ids spell two characters; or "bc" is there
+    await rig.encode()
+    refused = rig.answer()
+    assert (refused.request_id, refused.attempt, refused.status) == ("r", 2, 500)
+    assert rig.sent() == [Abort("r", 2, refused.message)] and rig.holds_nothing()
+
+
+# Deaths
+
+
+async def test_the_requests_of_a_frontend_that_died_end() -> None:
+    rig = Rig(max_encodings=4)
+    rig.generate("admitted", num_choices=2)
+    await rig.encode()
+    rig.sent()
+    rig.generate("encoding")
+    rig.actor.handle(TokenDeltas(["admitted"], [1], [1], [0], [[1]], [0]))
+    rig.actor.gone("frontend")
+    await rig.encode()
+    assert rig.sent() == [Abort("admitted", 1, "frontend died"), Abort("encoding", 1, "frontend died")]
+    rig.actor.flush()
+    assert rig.to_frontend.receive_all_nowait() == [] and rig.holds_nothing()
+
+
+async def test_a_scheduler_that_died_leaves_states_and_unsent_rows() -> None:
+    rig = Rig()
+    rig.generate()
+    await rig.encode()
+    rig.tokens(0, [1])
+    rig.actor.gone("scheduler")
+    assert rig.answer().texts == ["a"] and [type(message) for message in rig.sent()] == [Admit]
+
+
+# What one row raises
+
+
+@pytest.mark.parametrize("broken", ["joined_bytes", "token_text", "stops"])
+async def test_what_a_row_raises_ends_that_request_alone(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    rig.generate("r", num_choices=2, logprobs=0, stop=("zz",))
+    rig.generate("good", logprobs=0, stop=("zz",))
+    await rig.encode()
+    rig.sent()
+    entries = lambda ids: [TokenLogprobs(i, -1.0, [], []) for i in ids]  # noqa: E731
+    rig.tokens(0, [1], logprobs={0: entries([1])})
+
+    def faulty(*_: object) -> str:
+        raise RuntimeError("panic")
+
+    broken_of = "r"
+    if broken == "stops":
+        state = rig.actor._states.get((broken_of, 0))
+        assert state is not None and state._stops is not None
+        monkeypatch.setattr(state._stops, "push", faulty)
+        bad_id = 2
+    else:
+        bad_id = 3
+        method = getattr(rig.actor._tokenizer, broken)
+        monkeypatch.setattr(
+            rig.actor._tokenizer,
+            broken,
+            lambda ids, *more: faulty() if ids == bad_id or ids == [bad_id] else method(ids, *more),
+        )
+    logprobs = {0: entries([2]), 1: entries([2, bad_id]), 2: entries([4])}
+    ids = [[2], [2, bad_id], [4]]
+    rig.actor.handle(
+        TokenDeltas(["good", "r", "good"], [0, 0, 0], [1, 1, 1], [0, 1, 1], ids, [0, 0, 0], logprobs=logprobs)
+    )
+    rig.tokens(3, [1])
+    deltas = rig.answer()
+    rows = dict(zip(zip(deltas.request_ids, deltas.choices, strict=True), range(3), strict=True))
+    assert deltas.token_ids[rows["good", 0]] == [2, 4] and deltas.texts[rows["good", 0]] == "bab"
+    sentence = "the answer's text could not be made: RuntimeError: panic"
+    assert deltas.token_ids[rows["r", 0]] == [1] and deltas.texts[rows["r", 0]] == "a"
+    assert deltas.finishes == {
+        rows["r", 0]: Finish("error", Usage(2, 1, 0), message=sentence),
+        rows["r", 1]: Finish("error", Usage(2, 0, 0), message=sentence),
+    }
+    assert rig.sent() == [Abort("r", 1, sentence)] and rig.actor._states.get(("good", 0)) is not None
+
+
+async def test_an_abort_whose_text_cannot_be_made_is_an_error_of_that_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    rig.resume(rig.request(), 2, Delivered(0, [1], 9))  # one id has no nine characters
+    rig.actor.handle(Abort("r", 2, "gone"))
+    deltas = rig.answer()
+    assert (deltas.positions, deltas.texts, deltas.finishes[0].reason) == ([1], [""], "error")
+    assert rig.sent() == [Abort("r", 2, "gone")]
+
+
+async def test_unsent_rows_do_not_change_the_lists_that_they_came_in() -> None:
+    rig = Rig()
+    rig.generate(logprobs=0)
+    await rig.encode()
+    ids = [[1], [2]]
+    for position in (0, 1):
+        rig.tokens(position, ids[position], logprobs={0: [TokenLogprobs(1, -1.0, [], [])]})
+    deltas = rig.answer()
+    assert (deltas.token_ids, len(deltas.logprobs[0]), ids) == ([[1, 2]], 2, [[1], [2]])
+
+
+async def test_the_progress_line_names_the_request_whose_prompt_is_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    seen = []
+    monkeypatch.setattr(rig.actor._encoder, "encode", lambda generate: seen.append(rig.line.working_on))
+    rig.generate("r")
+    with pytest.raises(TypeError):  # what the planted encoder gives is no answer
+        rig.actor._prepare(rig.actor._encoding["r"])
+    assert seen == [mark_of("r")] and rig.line.working_on == 0
+    rig.actor.close()

@@ -61,21 +61,23 @@ def test_a_taken_port_is_named_with_advice() -> None:
     assert "--port" in caught.value.advice
 
 
-def test_run_directories_of_dead_supervisors_are_removed_and_of_living_ones_kept(folder: Path) -> None:
-    dead, living, other = (folder / name for name in ("callboard-4194305-x", f"callboard-{os.getpid()}-x", "callboard"))
-    for path in (dead, living, other):
-        path.mkdir()
+def test_after_a_death_every_link_with_an_end_in_the_process_is_new(folder: Path) -> None:
     wiring = Wiring(apart())
     wiring.bind()
-    wiring.close()
-    assert not dead.exists() and living.exists() and other.exists()
-
-
-def test_a_run_directory_that_another_start_removes_meanwhile_is_no_fault(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone = folder / "callboard-4194305-x"
-    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([gone]))
-    wiring = Wiring(apart())
-    wiring.bind()
+    before = {(link.sender, link.receiver): link.path for link in wiring.links_of("tokenizer")}
+    others = wiring.listeners_of("tokenizer", wiring.links_between("tokenizer", "frontend"))
+    wiring.renew("scheduler")
+    after = {(link.sender, link.receiver): link.path for link in wiring.links_of("tokenizer")}
+    assert {pair for pair in before if before[pair] != after[pair]} == {
+        ("tokenizer", "scheduler"),
+        ("scheduler", "tokenizer"),
+    }
+    sockets = {str(path) for run_directory in folder.iterdir() for path in run_directory.iterdir()}
+    assert sockets == set(after.values()) | {link.path for link in wiring.links_of("frontend")}
+    assert wiring.listeners_of("tokenizer", wiring.links_between("tokenizer", "frontend")) == others
+    fds = wiring.listeners_of("tokenizer", wiring.links_between("tokenizer", "scheduler"))
+    assert list(fds) == ["link.scheduler.tokenizer"]
+    with socket.socket(socket.AF_UNIX) as sender, socket.socket(fileno=os.dup(*fds.values())) as receiver:
+        sender.connect(after["scheduler", "tokenizer"])
+        receiver.accept()[0].close()
     wiring.close()

@@ -47,6 +47,25 @@ async def test_deltas(client, frontend):
         assert (frontend.streams[-1].sampling.max_tokens, frontend.streams[-1].sampling.temperature) == (9, 0)
 
 
+async def test_several_choices(client, frontend):
+    for call in calls(client):
+        deltas = [delta async for delta in call(n=3)]
+        assert frontend.streams[-1].num_choices == 3
+        for choice in range(3):
+            own = [delta for delta in deltas if delta.choice == choice]
+            assert "".join(delta.text for delta in own) == "Hello wörld"
+            assert [delta.finish_reason for delta in own] == [None, "stop"]
+        assert [delta.usage is None for delta in deltas] == [True] * 5 + [False]
+        assert deltas[-1].usage.completion_tokens == 9
+        assert deltas[0].prompt_token_ids == [7, 8, 9, 10, 11]
+
+
+async def test_a_choice_without_an_end_is_a_failure(client, frontend):
+    frontend.script = lambda stream: stream.push(delta("a", [1], end=finish()), StopAsyncIteration())
+    with pytest.raises(EngineFailure):
+        [delta async for delta in client.complete("x", n=2)]
+
+
 async def test_token_prompts(client, frontend):
     [_ async for _ in client.complete([1, 2, 3], return_token_ids=False)]
     assert frontend.streams[0].prompt.token_ids == [1, 2, 3]

@@ -7,12 +7,15 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from callboard.bench.overlap import read_counter
+from callboard.bench.tiny_model import make_tiny_model
+from callboard.tests.e2e.null_engine import Oracle
 
 GAUGES = ("callboard:num_requests_running", "callboard:num_requests_waiting", "callboard:kv_cache_usage_perc")
 
@@ -81,3 +84,17 @@ def wait_idle() -> Callable[[str], None]:
             await asyncio.sleep(0.02)  # between two looks at the gauges
 
     return lambda url: asyncio.run(wait(url))
+
+
+@pytest.fixture(scope="session")
+def null_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a model for the null device: any tokenizer and any length will do."""
+    folder = tmp_path_factory.mktemp("null_model")
+    make_tiny_model(folder, 32_768)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def oracle(null_model: Path) -> Oracle:
+    """What an engine with that model must say."""
+    return Oracle(null_model)

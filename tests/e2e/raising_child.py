@@ -36,11 +36,11 @@ def fail(place: str) -> None:
 
 
 def plant_in_text() -> None:
-    from callboard.actors import tokenizer as actor
+    from callboard.actors.prompt_encoder import PromptEncoder
     from callboard.actors.text_state import TextState
     from callboard.text import ChatTemplate, StopStrings
 
-    encode, push, describe = actor.TokenizerActor._encode, TextState.push, TextState.describe
+    encode, push, describe = PromptEncoder.encode, TextState.push, TextState.describe
     stop_push, render = StopStrings.push, ChatTemplate.render
 
     def faulty_encode(self: Any, generate: Any) -> Any:
@@ -68,7 +68,7 @@ def plant_in_text() -> None:
             fail("template")
         return render(self, messages)
 
-    actor.TokenizerActor._encode = faulty_encode  # type: ignore[method-assign]
+    PromptEncoder.encode = faulty_encode  # type: ignore[method-assign]
     TextState.push = faulty_push  # type: ignore[method-assign]
     TextState.describe = faulty_describe  # type: ignore[method-assign]
     StopStrings.push = faulty_stop_push  # type: ignore[method-assign]

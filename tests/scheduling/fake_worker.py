@@ -7,7 +7,8 @@ must never be shared): each read of a row is compared with what that row's own t
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Container
 
 import msgspec
 import numpy as np
@@ -15,8 +16,8 @@ import numpy as np
 from callboard.mailbox.messages.admission import Admit, TokenDeltas
 from callboard.mailbox.messages.requests import Finish
 from callboard.mailbox.messages.sampling import SamplingParams
-from callboard.mailbox.messages.steps import StepPlan, StepResult
-from callboard.scheduling.events import Event, WorkerAttached, WorkerGone
+from callboard.mailbox.messages.steps import StepOutcome, StepPlan, StepResult
+from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.scheduler import Scheduler
 from callboard.topology.boards import plan_bytes
@@ -24,6 +25,9 @@ from callboard.topology.schema import KVCacheSection, ModelSection, SchedulerSec
 
 EOS = 0
 VOCAB = 9
+
+Key = tuple[str, int]
+"""(request_id, choice)"""
 
 
 def make_limits(**changes: object) -> SchedulerLimits:
@@ -107,22 +111,64 @@ class Row:
 
 
 class FakeWorker:
-    """Executes plans in order, as data. `admits` maps request keys to what was admitted, for salts and limits."""
+    """Executes plans in order, as data. `admits` maps request keys to what was admitted, for salts and limits.
 
-    def __init__(self, limits: SchedulerLimits, admits: dict[tuple[str, int], Admit], epoch: int) -> None:
+    A step that computes the position that `raises` has for a request fails, as do the next `num_to_fail`; until a fresh
+    plan comes what stands behind it is void. What a failed step wrote is garbage.
+    """
+
+    def __init__(self, limits: SchedulerLimits, admits: dict[Key, Admit], epoch: int) -> None:
         self.limits, self.admits, self.epoch = limits, admits, epoch
         self.rows: dict[int, Row] = {}
-        self.keys: dict[int, tuple[str, int]] = {}
+        self.keys: dict[int, Key] = {}
         self.kv: dict[tuple[int, int], int] = {}
         self.last_step: int | None = None
+        self.raises: dict[Key, int] = {}
+        self.num_to_fail = 0
+        self.is_void = False
+        self.may_starve: Container[int] | None = None
+        """Steps that may leave rows out which need tokens; None: any."""
 
     def work(self, encoded: bytes, now_ns: int) -> StepResult:
         plan = msgspec.msgpack.decode(encoded, type=StepPlan)
         assert plan.epoch == self.epoch
         assert self.last_step is None or plan.step == self.last_step + 1, "a plan was lost"
         self.last_step = plan.step
+        assert not plan.is_fresh or self.is_void, "a fresh plan though no step failed"
+        if plan.is_fresh:
+            assert not plan.removed_rows and sorted(new.row for new in plan.new_rows) == sorted(ints(plan.rows))
+            self.rows.clear()
+            self.is_void = False
+        if self.is_void:
+            return self._nothing(plan, now_ns, StepOutcome.VOID)
         self._apply(plan)
+        if self.num_to_fail or self.keys_at(plan, self.raises):
+            self.num_to_fail = max(0, self.num_to_fail - 1)
+            self.is_void = True
+            self._write_garbage(plan)
+            return self._nothing(plan, now_ns, StepOutcome.FAILED)
         return self._run(plan, now_ns)
+
+    def keys_at(self, plan: StepPlan, positions: dict[Key, int]) -> list[Key]:
+        """The requests that compute their position of `positions` in this step."""
+        named = {new.run: (new.request_id, new.choice) for new in plan.new_rows}
+        runs = np.frombuffer(plan.runs, "<i8").tolist()
+        found = []
+        for run, start, count in zip(runs, ints(plan.starts), ints(plan.num_tokens), strict=True):
+            key = named.get(run) or self.keys[run]
+            if start <= positions.get(key, -1) < start + count:
+                found.append(key)
+        return found
+
+    def _write_garbage(self, plan: StepPlan) -> None:
+        for row, start, count in zip(ints(plan.rows), ints(plan.starts), ints(plan.num_tokens), strict=True):
+            for position in range(start, start + count):
+                block = self.rows[row].block_ids[position // self.limits.block_size]
+                self.kv[block, position % self.limits.block_size] = -1
+
+    def _nothing(self, plan: StepPlan, now_ns: int, outcome: StepOutcome) -> StepResult:
+        error = "RuntimeError: a planted fault" if outcome is StepOutcome.FAILED else ""
+        return StepResult(plan.epoch, plan.step, b"", b"", b"", now_ns, now_ns, outcome=outcome, error=error)
 
     def _apply(self, plan: StepPlan) -> None:
         for row in ints(plan.removed_rows):
@@ -150,7 +196,8 @@ class FakeWorker:
         assert len(rows) == len(set(rows)) == len(runs) == len(samples) >= 1
         assert sum(counts) <= self.limits.max_num_batched_tokens
         assert all(1 <= count <= (self.limits.long_prefill_token_threshold or sum(counts)) for count in counts)
-        if self.limits.max_num_batched_tokens >= self.limits.max_num_seqs:
+        has_tokens_for_all = self.limits.max_num_batched_tokens >= self.limits.max_num_seqs
+        if has_tokens_for_all and self.may_starve is not None and plan.step not in self.may_starve:
             for row in self.rows.keys() - set(rows):
                 admit = self.admits[self.keys[self.rows[row].run]]
                 most = len(admit.prompt_token_ids) + (admit.sampling.max_tokens or 0)
@@ -223,15 +270,25 @@ class Client:
     def __init__(self, admit: Admit) -> None:
         self.admit = admit
         self.attempt = admit.attempt
+        self.tokenizer = admit.tokenizer
+        self.is_orphan = False
+        """Its tokenizer or scheduler is gone, and it has not resumed."""
         self.token_ids: list[int] = []
         self.finish: Finish | None = None
         self.is_ended_here = False
         """It stopped or aborted the request itself, or was refused."""
 
+    @property
+    def is_live(self) -> bool:
+        return self.finish is None and not self.is_ended_here
+
     def receive(self, message: TokenDeltas, row: int) -> None:
         if message.attempts[row] != self.attempt:
             return
-        assert not self.is_ended_here, "tokens after the client's own end"
+        assert not self.is_orphan, "tokens for a dead tokenizer"
+        if self.is_ended_here:  # the end crossed the request's own, which had not been sent
+            assert row in message.finishes, "tokens after the client's own end"
+            return
         assert self.finish is None, "something comes after the end"
         position, new = message.positions[row], message.token_ids[row]
         assert position <= len(self.token_ids), "a gap"
@@ -255,14 +312,27 @@ class Engine:
         self.scheduler = Scheduler(limits)
         self.now_ns = 0
         self.epoch = 0
-        self.admits: dict[tuple[str, int], Admit] = {}
-        self.clients: dict[tuple[str, int], Client] = {}
+        self.slot_bytes = board_bytes(limits)
+        self.admits: dict[Key, Admit] = {}
+        self.clients: dict[Key, Client] = {}
+        self.raises: dict[Key, int] = {}
+        """Requests that make the step fail which computes this position of theirs."""
+        self.kills: dict[Key, int] = {}
+        """Requests that kill the worker which does."""
+        self.guilty: set[Key] = set()
+        """Requests that were alone in a step that failed."""
+        self.num_deaths: Counter[Key] = Counter()
+        """Deaths of the worker at which a request was in flight, in all."""
+        self.in_flight: deque[list[Key]] = deque()
+        self.trial_steps: set[int] = set()
+        self.blocked: set[str] = set()
+        """Tokenizers that take nothing."""
         self.worker: FakeWorker | None = None
         self.plans: deque[bytes] = deque()
         self.results: deque[StepResult] = deque()
         self.planned: list[StepPlan] = []
         self.had_successor: dict[int, bool] = {}
-        """Step -> whether the next plan waited when it ended, of results that the scheduler has seen."""
+        """Step -> whether the next plan waited when it ended, of results of run steps that the scheduler saw."""
         if is_attached:
             self.attach()
 
@@ -276,18 +346,27 @@ class Engine:
         plan = self.scheduler.step(self.tick(), events)
         while plan is not None:
             encoded = msgspec.msgpack.encode(plan)
-            assert len(encoded) <= board_bytes(self.limits)
+            assert len(encoded) <= self.slot_bytes
             self.plans.append(encoded)
             made.append(plan)
+            self.in_flight.append(self._keys(plan))
+            if self.scheduler._state.trial.is_active:
+                self.trial_steps.add(plan.step)
+                assert self.scheduler.num_in_flight == 1, "a trial runs at depth 1"
             assert self.scheduler.num_in_flight <= self.limits.pipeline_depth
             plan = self.scheduler.step(self.tick(), ())
         self.planned += made
-        outgoing = self.scheduler.collect()
-        for message in outgoing.deltas.values():
+        outgoing = self.scheduler.collect(self.blocked)
+        for tokenizer, message in outgoing.deltas.items():
             keys = list(zip(message.request_ids, message.choices, strict=True))
             assert len(set(keys)) == len(keys), "two deltas of one request"
             for row, key in enumerate(keys):
-                self.clients[key].receive(message, row)
+                client = self.clients[key]
+                assert tokenizer == client.tokenizer or message.attempts[row] != client.attempt
+                client.receive(message, row)
+                if client.finish is not None and client.finish.reason == "error":
+                    assert key in self.guilty or self.num_deaths[key] >= 2, "an innocent request ends with an error"
+                    assert client.finish.message
         for refusals in outgoing.refused.values():
             for refused in refusals:
                 self.clients[refused.request_id, refused.choice].is_ended_here = True
@@ -303,24 +382,69 @@ class Engine:
     def attach(self) -> None:
         self.epoch += 1
         self.worker = FakeWorker(self.limits, self.admits, self.epoch)
+        self.worker.raises, self.worker.may_starve = self.raises, self.trial_steps
         self.pump(WorkerAttached(self.epoch))
 
     def lose_worker(self) -> None:
+        self._drop_boards()
+        self.pump(WorkerGone())
+
+    def _drop_boards(self) -> None:
+        self.num_deaths.update({key for keys in self.in_flight for key in keys})
         self.worker = None
         self.plans.clear()
         self.results.clear()
-        self.pump(WorkerGone())
+        self.in_flight.clear()
+
+    def lose_tokenizer(self, tokenizer: str) -> None:
+        for client in self.clients.values():
+            client.is_orphan |= client.tokenizer == tokenizer and client.is_live
+        self.pump(TokenizerGone(tokenizer))
+
+    def lose_scheduler(self) -> None:
+        """A new one that knows nothing; the worker drops its rows and reads other boards, as a new one would."""
+        self._drop_boards()
+        self.scheduler = Scheduler(self.limits)
+        self.planned, self.had_successor = [], {}
+        for client in self.clients.values():
+            client.is_orphan |= client.is_live
+
+    def resume(self, key: Key, tokenizer: str = "tokenizer", num_tokens: int | None = None) -> list[StepPlan]:
+        """The client's next attempt, with all that it has, or with `num_tokens` of it."""
+        client = self.clients[key]
+        client.attempt, client.tokenizer, client.is_orphan = client.attempt + 1, tokenizer, False
+        client.token_ids = client.token_ids[:num_tokens]
+        admit = msgspec.structs.replace(
+            client.admit, attempt=client.attempt, tokenizer=tokenizer, output_token_ids=list(client.token_ids)
+        )
+        return self.pump(admit)
+
+    def _keys(self, plan: StepPlan) -> list[Key]:
+        requests = self.scheduler._state.running
+        return [requests[run].key for run in np.frombuffer(plan.runs, "<i8").tolist()]
 
     def work(self) -> None:
-        """The worker runs the oldest plan."""
+        """The worker runs the oldest plan, or dies of it."""
         assert self.worker is not None
-        result = self.worker.work(self.plans.popleft(), self.tick())
+        encoded = self.plans.popleft()
+        plan = msgspec.msgpack.decode(encoded, type=StepPlan)
+        is_run = plan.is_fresh or not self.worker.is_void
+        if self.kills and is_run and self.worker.keys_at(plan, self.kills):
+            self.lose_worker()
+            return
+        result = self.worker.work(encoded, self.tick())
         self.results.append(msgspec.structs.replace(result, num_plans_waiting=len(self.plans)))
 
     def deliver(self) -> list[StepPlan]:
         """The scheduler gets the oldest result."""
         result = self.results.popleft()
-        self.had_successor[result.step] = result.num_plans_waiting > 0
+        keys = self.in_flight.popleft()
+        if result.outcome is StepOutcome.DONE:
+            self.had_successor[result.step] = result.num_plans_waiting > 0
+        elif result.outcome is StepOutcome.FAILED:
+            self.in_flight = deque([] for _ in self.in_flight)
+            if len(keys) == 1:
+                self.guilty.add(keys[0])
         return self.pump(result)
 
     def run_step(self) -> list[StepPlan]:
@@ -329,20 +453,23 @@ class Engine:
         return self.deliver()
 
     def run(self, max_steps: int = 10_000) -> None:
-        """Until nothing is in flight any more."""
+        """Until nothing is in flight any more; a worker that died is replaced."""
         for _ in range(max_steps):
-            if not self.plans and not self.results:
-                return
             if self.plans:
                 self.work()
-            self.deliver()
+            if self.worker is None:
+                self.attach()
+            elif self.results:
+                self.deliver()
+            elif not self.plans:
+                return
         raise AssertionError("the engine does not come to rest")
 
     def check_all_served(self) -> None:
         """Every client that did not end its request has the true tokens and one finish; nothing is held."""
         for client in self.clients.values():
             expected, reason = truth(client.admit, self.limits)
-            if client.is_ended_here:
+            if client.is_ended_here or client.is_orphan or (client.finish and client.finish.reason == "error"):
                 assert client.token_ids == expected[: len(client.token_ids)]
                 continue
             assert client.finish is not None, f"{client.admit.request_id} was never ended"

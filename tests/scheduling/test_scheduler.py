@@ -178,9 +178,9 @@ def test_a_full_queue_refuses_at_once() -> None:
     engine = Engine(make_limits(max_num_seqs=1, max_queued_requests=2))
     for index in range(3):
         engine.admit(make_admit(f"r{index}", [1], max_tokens=9))
-    assert engine.scheduler.step(0, [make_admit("one more", [1], attempt=4)]) is None
+    assert engine.scheduler.step(0, [make_admit("one more", [1])]) is None
     (refused,) = engine.scheduler.collect().refused["tokenizer"]
-    assert (refused.request_id, refused.choice, refused.attempt) == ("one more", 0, 4)
+    assert (refused.request_id, refused.choice, refused.attempt) == ("one more", 0, 1)
     assert (refused.status, refused.error_type, refused.code) == (429, "rate_limit_error", "queue_full")
     assert refused.retry_after_s is not None and refused.retry_after_s >= 1
     assert "2 requests" in refused.message and "max_queued_requests" in refused.message

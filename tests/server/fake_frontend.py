@@ -1,4 +1,7 @@
-"""A frontend without an engine: each request gets a `FakeStream` that a script or the test fills."""
+"""A frontend without an engine: each request gets a `FakeStream` that a script or the test fills.
+
+The fixtures at the end are those of tests/server and tests/client: a fake frontend, a real HTTP server over it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ import json
 import socket
 from collections.abc import Callable
 
-from callboard.actors.frontend_api import Delta, Health
+import aiohttp
+import pytest
+
+from callboard.actors.frontend_api import ActorStart, Delta, Health
 from callboard.mailbox.messages.requests import Finish, Usage
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.scheduling.statistics import SchedulerStatistics
@@ -23,18 +29,22 @@ def finish(reason="stop", completion_tokens=3, cached_tokens=2, **more):
     return Finish(reason, Usage(5, completion_tokens, cached_tokens), **more)
 
 
-def delta(text="", token_ids=(), *, end=None, position=0, **more):
-    return Delta(0, position, list(token_ids), text, end, **more)
+def delta(text="", token_ids=(), *, end=None, position=0, choice=0, **more):
+    return Delta(choice, position, list(token_ids), text, end, **more)
 
 
 class FakeStream:
-    def __init__(self, request_id, prompt, sampling, cache_salt, returns_prompt):
+    def __init__(self, request_id, prompt, sampling, cache_salt, returns_prompt, num_choices=1):
         self.request_id = request_id
+        self.num_choices = self._num_choices_left = num_choices
         self.prompt, self.sampling = prompt, sampling
         self.cache_salt, self.returns_prompt = cache_salt, returns_prompt
         self.num_closes = 0
         self.closed = asyncio.Event()
         self.flood: Delta | None = None
+        """Comes again and again, for as long as somebody reads."""
+        self.num_taken = 0
+        """Deltas of the flood that were read."""
         self._events: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
         self._is_over = False
 
@@ -48,6 +58,7 @@ class FakeStream:
     async def __anext__(self):
         if self.flood is not None:
             await asyncio.sleep(0)
+            self.num_taken += 1
             return self.flood
         if self._is_over:
             raise StopAsyncIteration
@@ -55,7 +66,8 @@ class FakeStream:
         if isinstance(event, BaseException):
             self._is_over = True
             raise event
-        self._is_over = event.finish is not None
+        self._num_choices_left -= event.finish is not None
+        self._is_over = self._num_choices_left == 0
         return event
 
     def close(self):
@@ -64,9 +76,12 @@ class FakeStream:
 
 
 def hello(stream: FakeStream) -> None:
-    """Three tokens, two deltas and a finish; prompt ids if asked for."""
+    """For each choice three tokens, two deltas and a finish; prompt ids if asked for."""
     prompt = [7, 8, 9, 10, 11] if stream.returns_prompt else None
-    stream.push(delta("Hel", [1], prompt_token_ids=prompt), delta("lo wörld", [2, 3], position=1, end=finish("stop")))
+    for choice in range(stream.num_choices):
+        stream.push(delta("Hel", [1], choice=choice, prompt_token_ids=prompt))
+    for choice in range(stream.num_choices):
+        stream.push(delta("lo wörld", [2, 3], choice=choice, position=1, end=finish("stop")))
 
 
 class FakeFrontend:
@@ -79,10 +94,12 @@ class FakeFrontend:
         self.health_now = Health(True, True, "")
         self.statistics = SchedulerStatistics()
 
-    def submit(self, request_id, prompt, sampling: SamplingParams, *, cache_salt="", returns_prompt=False):
+    def submit(
+        self, request_id, prompt, sampling: SamplingParams, *, cache_salt="", returns_prompt=False, num_choices=1
+    ):
         if self.refusal is not None:
             raise self.refusal
-        stream = FakeStream(request_id, prompt, sampling, cache_salt, returns_prompt)
+        stream = FakeStream(request_id, prompt, sampling, cache_salt, returns_prompt, num_choices)
         self.streams.append(stream)
         self.arrivals.put_nowait(stream)
         self.script(stream)
@@ -90,6 +107,12 @@ class FakeFrontend:
 
     def health(self):
         return self.health_now
+
+    def startup(self):
+        return [
+            ActorStart("scheduler", "serving", {"starting": 0.5}),
+            ActorStart("worker", "loading", {"starting": 2.0}),
+        ]
 
     def scheduler_statistics(self):
         return self.statistics
@@ -117,3 +140,29 @@ def events_of(body: bytes) -> list[dict | str]:
         text = block.removeprefix("data: ")
         events.append(text if text == "[DONE]" else json.loads(text))
     return events
+
+
+@pytest.fixture
+def frontend() -> FakeFrontend:
+    return FakeFrontend()
+
+
+@pytest.fixture
+async def serve(frontend):
+    """Start a server over the fake frontend: `url = await serve(client_stall_s=1.0)`."""
+    servers = []
+
+    async def start(**settings):
+        server, url = await serve_fake(frontend, **settings)
+        servers.append(server)
+        return url
+
+    yield start
+    for server in servers:
+        await server.close()
+
+
+@pytest.fixture
+async def http():
+    async with aiohttp.ClientSession() as session:
+        yield session

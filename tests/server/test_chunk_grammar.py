@@ -1,10 +1,12 @@
-"""Any script of deltas gives a well-formed stream whose text is the whole answer's."""
+"""Any script of deltas, of any number of choices, gives a well-formed stream whose text is the whole answer's."""
 
 from __future__ import annotations
 
 import asyncio
+from itertools import groupby
 
 import msgspec
+import pytest
 from fake_frontend import FakeFrontend, FakeStream, delta, events_of, finish
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +15,9 @@ from callboard.errors import EngineFailure
 from callboard.mailbox.messages.requests import TokenText
 from callboard.server.answer_format import ChatFormat, CompletionFormat
 from callboard.server.chunk_sequence import ChunkSequence, StreamState
-from callboard.server.generation import collect
 from callboard.server.metrics import ServerMetrics
 from callboard.server.request_timing import RequestTiming
+from callboard.server.whole_choices import collect
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 token_text = st.builds(
@@ -28,22 +30,23 @@ token_text = st.builds(
 
 
 @st.composite
-def scripts(draw):
-    """Deltas of one request: some without text, log-probabilities in all or none, any finish."""
-    has_logprobs = draw(st.booleans())
-    num_deltas = draw(st.integers(1, 6))
+def choice_scripts(draw, choice, has_logprobs):
+    """Deltas of one choice: some without text, log-probabilities in all or none, any finish."""
+    num_deltas = draw(st.integers(1, 5))
     deltas = []
     for index in range(num_deltas):
         tokens = draw(st.lists(token_text, max_size=3))
         is_last = index == num_deltas - 1
         end = None
         if is_last:
-            end = finish(draw(st.sampled_from(["stop", "length", "abort"])), stop_reason=draw(st.none() | text))
+            reason = draw(st.sampled_from(["stop", "length", "abort"]))
+            end = finish(reason, choice + 1, cached_tokens=2 + choice, stop_reason=draw(st.none() | text))
         deltas.append(
             delta(
                 draw(text),
                 [draw(st.integers(0, 9)) for _ in tokens],
                 end=end,
+                choice=choice,
                 logprobs=tokens if has_logprobs else None,
                 prompt_token_ids=[4, 5] if index == 0 else None,
             )
@@ -51,32 +54,68 @@ def scripts(draw):
     return deltas
 
 
+@st.composite
+def scripts(draw):
+    """(number of choices, deltas of all of them): each choice's in order, the choices mixed in any way."""
+    num_choices = draw(st.integers(1, 4))
+    has_logprobs = draw(st.booleans())
+    left = [draw(choice_scripts(choice, has_logprobs)) for choice in range(num_choices)]
+    deltas = []
+    while any(left):
+        choice = draw(st.sampled_from([choice for choice, rest in enumerate(left) if rest]))
+        deltas.append(left[choice].pop(0))
+    return num_choices, deltas
+
+
 def make_format(kind, includes_usage):
     return kind("id-1", "m", 17, returns_token_ids=True, includes_usage=includes_usage)
 
 
-def whole_answer(kind, deltas):
+def make_sequence(kind, num_choices, includes_usage):
+    return ChunkSequence(make_format(kind, includes_usage), num_choices=num_choices, includes_usage=includes_usage)
+
+
+def whole_answer(kind, num_choices, deltas):
     async def run():
-        stream = FakeStream("id-1", None, None, "", True)
+        stream = FakeStream("id-1", None, None, "", True, num_choices)
         stream.push(*deltas)
-        return await collect(stream, RequestTiming(ServerMetrics(FakeFrontend())))
+        return await collect(stream, num_choices, RequestTiming(ServerMetrics(FakeFrontend())))
 
-    return msgspec.to_builtins(make_format(kind, False).whole(asyncio.run(run())))
+    answer = msgspec.to_builtins(make_format(kind, False).whole(asyncio.run(run())))
+    assert [choice["index"] for choice in answer["choices"]] == list(range(num_choices))
+    check_usage(answer["usage"], num_choices)
+    return answer
 
 
-def check_chunks(events, includes_usage):
+def check_usage(usage, num_choices):
+    """Five tokens of prompt, once; 1 + 2 + ... of output; the cache of the first choice."""
+    assert usage == {
+        "prompt_tokens": 5,
+        "completion_tokens": num_choices * (num_choices + 1) // 2,
+        "total_tokens": 5 + num_choices * (num_choices + 1) // 2,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+
+
+def check_chunks(events, num_choices, includes_usage):
+    """The chunks of each choice, by index."""
     assert events[-1] == "[DONE]"
     assert events.count("[DONE]") == 1
     chunks = events[:-1]
     if includes_usage:
         usage = chunks.pop()
         assert usage["choices"] == []
-        assert usage["usage"]["total_tokens"] == 8
-    assert [chunk["choices"][0]["finish_reason"] is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+        check_usage(usage["usage"], num_choices)
     for chunk in chunks:
         assert (chunk["id"], chunk["created"], chunk["model"]) == ("id-1", 17, "m")
         assert chunk.get("usage", "absent") == (None if includes_usage else "absent")
-    return chunks
+        assert len(chunk["choices"]) == 1
+    by_index = sorted((chunk["choices"][0] for chunk in chunks), key=lambda choice: choice["index"])
+    choices = {index: list(group) for index, group in groupby(by_index, key=lambda choice: choice["index"])}
+    assert list(choices) == list(range(num_choices))
+    for parts in choices.values():
+        assert [part["finish_reason"] is None for part in parts] == [True] * (len(parts) - 1) + [False]
+    return choices
 
 
 def joined(lists):
@@ -85,44 +124,73 @@ def joined(lists):
 
 @settings(max_examples=80, deadline=None, database=None)
 @given(scripts(), st.booleans())
-def test_a_chat_stream_is_its_whole_answer_in_pieces(deltas, includes_usage):
-    sequence = ChunkSequence(make_format(ChatFormat, includes_usage), includes_usage=includes_usage)
-    chunks = check_chunks(events_of(b"".join(map(sequence.on_delta, deltas))), includes_usage)
+def test_a_chat_stream_is_its_whole_answer_in_pieces(script, includes_usage):
+    num_choices, deltas = script
+    sequence = make_sequence(ChatFormat, num_choices, includes_usage)
+    events = events_of(b"".join(map(sequence.on_delta, deltas)))
+    choices = check_chunks(events, num_choices, includes_usage)
     assert sequence.state is StreamState.ENDED
-    choices = [chunk["choices"][0] for chunk in chunks]
-    assert [choice["delta"].get("role") for choice in choices] == ["assistant"] + [None] * (len(choices) - 1)
-    assert ["prompt_token_ids" in chunk for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
-    whole = whole_answer(ChatFormat, deltas)["choices"][0]
-    assert "".join(choice["delta"].get("content", "") for choice in choices) == whole["message"]["content"]
-    assert joined(choice.get("token_ids", []) for choice in choices) == whole["token_ids"]
-    assert choices[-1]["finish_reason"] == whole["finish_reason"]
-    assert choices[-1]["stop_reason"] == whole["stop_reason"]
-    if whole["logprobs"] is not None:
-        parts = [choice["logprobs"]["content"] for choice in choices if choice["logprobs"] is not None]
-        assert joined(parts) == whole["logprobs"]["content"]
+    answer = whole_answer(ChatFormat, num_choices, deltas)
+    assert ["prompt_token_ids" in event for event in events[:-1]] == [True] + [False] * (len(events) - 2)
+    assert answer["prompt_token_ids"] == events[0]["prompt_token_ids"]
+    for whole, parts in zip(answer["choices"], choices.values(), strict=True):
+        assert [part["delta"].get("role") for part in parts] == ["assistant"] + [None] * (len(parts) - 1)
+        assert "".join(part["delta"].get("content", "") for part in parts) == whole["message"]["content"]
+        assert joined(part.get("token_ids", []) for part in parts) == whole["token_ids"]
+        assert parts[-1]["finish_reason"] == whole["finish_reason"]
+        assert parts[-1]["stop_reason"] == whole["stop_reason"]
+        if whole["logprobs"] is not None:
+            pieces = [part["logprobs"]["content"] for part in parts if part["logprobs"] is not None]
+            assert joined(pieces) == whole["logprobs"]["content"]
 
 
 @settings(max_examples=80, deadline=None, database=None)
 @given(scripts(), st.booleans())
-def test_a_completions_stream_is_its_whole_answer_in_pieces(deltas, includes_usage):
-    sequence = ChunkSequence(make_format(CompletionFormat, includes_usage), includes_usage=includes_usage)
-    chunks = check_chunks(events_of(b"".join(map(sequence.on_delta, deltas))), includes_usage)
-    choices = [chunk["choices"][0] for chunk in chunks]
-    whole = whole_answer(CompletionFormat, deltas)["choices"][0]
-    assert "".join(choice["text"] for choice in choices) == whole["text"]
-    if whole["logprobs"] is not None:
-        for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-            assert joined(choice["logprobs"][key] for choice in choices) == whole["logprobs"][key]
-        offsets, tokens = whole["logprobs"]["text_offset"], whole["logprobs"]["tokens"]
-        assert all(offsets[i + 1] - offsets[i] == len(tokens[i]) for i in range(len(tokens) - 1))
+def test_a_completions_stream_is_its_whole_answer_in_pieces(script, includes_usage):
+    num_choices, deltas = script
+    sequence = make_sequence(CompletionFormat, num_choices, includes_usage)
+    events = events_of(b"".join(map(sequence.on_delta, deltas)))
+    choices = check_chunks(events, num_choices, includes_usage)
+    for whole, parts in zip(
+        whole_answer(CompletionFormat, num_choices, deltas)["choices"], choices.values(), strict=True
+    ):
+        assert "".join(part["text"] for part in parts) == whole["text"]
+        assert ["prompt_token_ids" in part for part in parts] == [True] + [False] * (len(parts) - 1)
+        assert whole["prompt_token_ids"] == parts[0]["prompt_token_ids"]
+        if whole["logprobs"] is not None:
+            for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+                assert joined(part["logprobs"][key] for part in parts) == whole["logprobs"][key]
+            offsets, tokens = whole["logprobs"]["text_offset"], whole["logprobs"]["tokens"]
+            assert all(offsets[i + 1] - offsets[i] == len(tokens[i]) for i in range(len(tokens) - 1))
 
 
 @settings(max_examples=60, deadline=None, database=None)
-@given(scripts(), st.integers(0, 6))
-def test_an_error_ends_a_stream_at_any_point(deltas, num_before):
-    sequence = ChunkSequence(make_format(ChatFormat, False), includes_usage=False)
+@given(scripts(), st.integers(0, 12), st.booleans())
+def test_an_error_ends_a_stream_at_any_point(script, num_before, is_delta):
+    """One error event and [DONE], whether the engine failed or one choice did."""
+    num_choices, deltas = script
+    sequence = make_sequence(ChatFormat, num_choices, False)
     body = b"".join(map(sequence.on_delta, deltas[:-1][:num_before]))
-    events = events_of(body + sequence.on_error(EngineFailure("gone")) + sequence.on_error(EngineFailure("again")))
+    if is_delta:
+        body += sequence.on_delta(delta(end=finish("error", message="gone"), choice=deltas[-1].choice))
+    else:
+        body += sequence.on_error(EngineFailure("gone"))
+    events = events_of(body + sequence.on_error(EngineFailure("again")))
     assert events[-1] == "[DONE]"
     assert events.count("[DONE]") == 1
     assert events[-2] == {"error": {"message": "gone", "type": "server_error", "param": None, "code": None}}
+    assert ["error" in event for event in events[:-1]] == [False] * (len(events) - 2) + [True]
+
+
+@settings(max_examples=40, deadline=None, database=None)
+@given(scripts(), st.data())
+def test_text_after_the_end_of_a_choice_is_refused(script, data):
+    num_choices, deltas = script
+    sequence = make_sequence(ChatFormat, num_choices, False)
+    ended = []
+    for each in deltas:
+        sequence.on_delta(each)
+        if each.finish is not None:
+            ended.append(each.choice)
+            with pytest.raises(EngineFailure):
+                sequence.on_delta(delta("more", [1], choice=data.draw(st.sampled_from(ended))))

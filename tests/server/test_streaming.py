@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-from types import SimpleNamespace
 
 import aiohttp
 import pytest
 from fake_frontend import MODEL, delta, events_of, finish, serve_fake
 
 from callboard.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable
-from callboard.server.event_writer import wait_taken
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
 COMPLETION = {"model": MODEL, "prompt": "hi", "stream": True}
@@ -202,61 +199,6 @@ async def test_a_client_that_leaves_closes_its_request(serve, frontend, path, bo
     assert not stream.closed.is_set()
     writer.close()
     await stream.closed.wait()
-
-
-async def test_a_client_that_takes_nothing_is_aborted(serve, frontend):
-    def flood(stream):
-        stream.flood = delta("x" * 50_000, [1])
-
-    frontend.script = flood
-    host, port = (await serve(client_stall_s=0.05)).removeprefix("http://").split(":")
-    client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    client.setblocking(False)
-    with client:
-        await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
-        payload = json.dumps(COMPLETION).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(payload)
-        await asyncio.get_running_loop().sock_sendall(client, head + payload)
-        stream = await frontend.arrivals.get()
-        await stream.closed.wait()
-
-
-async def test_a_client_that_does_not_take_a_whole_answer_is_aborted(serve, frontend):
-    frontend.script = lambda stream: stream.push(delta("x" * 20_000_000, [1], end=finish()))
-    host, port = (await serve(client_stall_s=0.05)).removeprefix("http://").split(":")
-    client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    client.setblocking(False)
-    with client:
-        await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
-        head = b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n{"prompt":"a"}'
-        await asyncio.get_running_loop().sock_sendall(client, head)
-        stream = await frontend.arrivals.get()
-        await stream.closed.wait()
-
-
-class FakeTransport:
-    """A transport whose client takes one byte each time that somebody looks."""
-
-    def __init__(self, num_bytes):
-        self.num_bytes, self.is_aborted = num_bytes, False
-        self.taken = asyncio.Event()
-
-    def get_write_buffer_size(self):
-        self.num_bytes = max(0, self.num_bytes - 1)
-        if not self.num_bytes:
-            self.taken.set()
-        return self.num_bytes
-
-    def abort(self):
-        self.is_aborted = True
-
-
-async def test_a_slow_client_that_takes_something_is_waited_for():
-    transport = FakeTransport(20)
-    await wait_taken(SimpleNamespace(transport=transport), transport.taken.wait(), 0.001)
-    assert not transport.is_aborted
 
 
 @pytest.mark.slow

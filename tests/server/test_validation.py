@@ -46,7 +46,7 @@ BAD_CHAT_FIELDS = [
     *[("tools", value) for value in (5, [5], {"a": 1}, [{"type": "function", "function": {"name": "f"}}])],
     *[("tool_choice", value) for value in (5, "required", {}, {"type": "function", "function": {"name": "f"}})],
     *[("stop", value) for value in (5, [5], [""], "", ["a"] * 5000, ["a"] * 5, "x" * 257)],
-    *[("n", value) for value in ("x", 0, -1, 100_000, 2, 1.5, True)],
+    *[("n", value) for value in ("x", 0, -1, 129, 100_000, 1.5, True)],
     *[("temperature", value) for value in ("hot", -1, 2.5e9, True)],
     *[("top_p", value) for value in (1.5, -0.1, 0, "x")],
     *[("top_k", value) for value in (-2, 1.5, "x", 2**64)],

@@ -154,6 +154,15 @@ async def test_models(serve, http):
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_startup_says_what_each_actor_does_and_how_long_its_start_took(http, url) -> None:
+    status, answer = await get(http, url + "/startup")
+    assert status == 200
+    assert answer["actors"] == [
+        {"actor": "scheduler", "phase": "serving", "seconds": {"starting": 0.5}},
+        {"actor": "worker", "phase": "loading", "seconds": {"starting": 2.0}},
+    ]
+
+
 async def test_health_and_readiness(serve, http, frontend):
     url = await serve()
     assert (await get(http, url + "/health"))[0] == 200

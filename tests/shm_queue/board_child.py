@@ -29,34 +29,16 @@ def read(layout: BoardLayout, fds: dict[str, int], reader: int) -> None:
         say(f"!{type(error).__name__}")
 
 
-def read_some(layout: BoardLayout, fds: dict[str, int], num_records: int) -> None:
-    """Reader 0: receive `num_records`, then hang until killed."""
-    board = BoardReader(layout, fds, 0)
-    for _ in range(num_records):
-        say(board.receive().hex())
-    sys.stdin.read()
-
-
-def write_some(layout: BoardLayout, fds: dict[str, int], num_records: int) -> None:
-    """Publish `num_records` records of one repeated byte each, say so, then hang until killed."""
-    board = BoardWriter(layout, fds)
-    for index in range(num_records):
-        board.publish_nowait(bytes([index]) * layout.slot_bytes)
-    say("published")
-    sys.stdin.read()
-
-
 def write_on(layout: BoardLayout, fds: dict[str, int], _: int) -> None:
     """Publish records of one repeated byte as fast as the readers take them, until killed."""
     board = BoardWriter(layout, fds)
     index = 0
-    say("published")
     while True:
         board.publish(bytes([index % 256]) * layout.slot_bytes, 60.0, lambda _reader: "reading")
         index += 1
 
 
-ROLES = {"read": read, "read_some": read_some, "write_some": write_some, "write_on": write_on}
+ROLES = {"read": read, "write_on": write_on}
 
 if __name__ == "__main__":
     role, layout_json, fds_json, argument = sys.argv[1:]

@@ -8,7 +8,7 @@ from struct import pack_into
 
 import pytest
 
-from callboard.shm_queue import BoardLayout, BoardWriter
+from callboard.shm_queue import BoardLayout, BoardWriter, seal_board
 from callboard.shm_queue.segment import map_memory, memory_bytes, slot_stride
 
 LAYOUT = BoardLayout(name="call", epoch=5, num_slots=4, slot_bytes=256, num_readers=1)
@@ -80,6 +80,21 @@ def test_the_stream_ends_after_its_last_record_even_on_a_full_board(make_board, 
     reader = start_reader(LAYOUT, fds, 0)
     assert reader.received(4) == records
     assert reader.outcome() == "EndOfStream"
+
+
+def test_a_sealed_board_ends_for_readers_that_wait_and_for_those_that_were_never_told(make_board, start_reader) -> None:
+    layout = BoardLayout(name="call", epoch=1, num_slots=3, slot_bytes=8, num_readers=3)
+    fds = make_board(layout)
+    writer = BoardWriter(layout, {**fds, "call.doorbell.2": make_board(layout)["call.doorbell.2"]})
+    readers = [start_reader(layout, fds, index) for index in range(3)]
+    for record in (b"1", b"2"):
+        writer.publish_nowait(record)
+    for reader in readers[:2]:
+        assert reader.received(2) == [b"1", b"2"]
+    writer.detach()
+    assert seal_board(layout, fds) == 2
+    assert readers[2].received(2) == [b"1", b"2"]
+    assert [reader.outcome() for reader in readers] == ["EndOfStream"] * 3
 
 
 def test_a_record_of_another_epoch_is_refused(make_board, start_reader) -> None:

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from callboard.errors import EndOfStream, MessageTooLarge, ProtocolViolation, SlowPeer, WouldBlock
-from callboard.shm_queue import BoardLayout, BoardReader, BoardWriter
+from callboard.errors import EndOfStream, MessageTooLarge, ProtocolViolation, SlowPeer, StaleEpoch, WouldBlock
+from callboard.shm_queue import BoardLayout, BoardReader, BoardWriter, seal_board
 
 LAYOUT = BoardLayout(name="call", epoch=1, num_slots=2, slot_bytes=16, num_readers=2)
 
@@ -160,6 +160,12 @@ def test_a_fault_stays(make_board) -> None:
     for _ in range(2):
         with pytest.raises(Exception, match="epoch 0, the board is in epoch 1"):
             reader.receive_nowait()
+    other = BoardReader(LAYOUT, fds, 1)
+    os.eventfd_write(fds["call.doorbell.1"], 4)  # rung for more than there are slots
+    for _ in range(2):
+        with pytest.raises(ProtocolViolation, match="rung for 4 records"):
+            other.receive_nowait()
+    other.detach()
     os.eventfd_write(fds["call.credit.1"], 1)
     with pytest.raises(ProtocolViolation, match="reader 1 gave back 3 slots of 2"):
         writer.num_credits(1)
@@ -175,3 +181,35 @@ def test_an_empty_slot_is_no_record_even_in_epoch_0(make_board) -> None:
     with pytest.raises(ProtocolViolation, match="record 0 where 1 is next"):
         reader.receive_nowait()
     reader.detach()
+
+
+def test_two_boards_of_one_name_do_not_meet(make_board) -> None:
+    """Two engines on one machine: same names, same epoch, same sizes."""
+    ours, theirs = make_board(LAYOUT), make_board(LAYOUT)
+    writers = [BoardWriter(LAYOUT, fds) for fds in (ours, theirs)]
+    reader, other = BoardReader(LAYOUT, ours, 0), BoardReader(LAYOUT, theirs, 0)
+    writers[0].publish_nowait(b"ours")
+    with pytest.raises(WouldBlock):
+        other.receive_nowait()
+    seal_board(LAYOUT, ours)
+    writers[1].publish_nowait(b"theirs")
+    assert (reader.receive(), other.receive()) == (b"ours", b"theirs")
+    with pytest.raises(EndOfStream):
+        reader.receive()
+    with pytest.raises(WouldBlock):
+        other.receive_nowait()
+    for end in (*writers, reader, other):
+        end.detach()
+
+
+def test_a_handle_of_the_former_epoch_is_refused(make_board) -> None:
+    """A reader that was told of new descriptors, but not of the new epoch."""
+    fds = make_board(LAYOUT)
+    writer = BoardWriter(LAYOUT, fds)
+    reader = BoardReader(BoardLayout("call", 0, 2, 16, 2), fds, 0)
+    writer.publish_nowait(b"new")
+    for _ in range(2):
+        with pytest.raises(StaleEpoch, match="epoch 1, the board is in epoch 0"):
+            reader.receive_nowait()
+    reader.detach()
+    writer.detach()

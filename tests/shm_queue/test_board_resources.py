@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.errors import ConfigError, NotEnoughMemory, ProtocolViolation
+from callboard.errors import ConfigError, EndOfStream, NotEnoughMemory, ProtocolViolation
 from callboard.shm_queue import (
     BoardLayout,
     BoardReader,
@@ -18,6 +18,7 @@ from callboard.shm_queue import (
     close_board,
     create_board,
     create_progress_page,
+    seal_board,
 )
 
 LAYOUT = BoardLayout(name="call", epoch=1, num_slots=3, slot_bytes=100, num_readers=2)
@@ -47,6 +48,9 @@ def test_a_hundred_lives_of_a_board_leave_nothing_behind() -> None:
         readers = [BoardReader(layout, fds, index) for index in range(2)]
         writer.publish_nowait(b"x")
         assert [reader.receive_nowait() for reader in readers] == [b"x", b"x"]
+        assert seal_board(layout, fds) == 1
+        with pytest.raises(EndOfStream):
+            readers[0].receive()
         with pytest.raises(ProtocolViolation):
             BoardReader(layout, {name: fd for name, fd in fds.items() if "credit" not in name}, 0)
         close_board(fds)

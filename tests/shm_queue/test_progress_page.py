@@ -48,7 +48,7 @@ def test_what_one_mapping_writes_another_reads(page_fd: int) -> None:
 
 
 def test_every_phase_can_be_told(page_fd: int) -> None:
-    names = ["STARTING", "LOADING", "WARMING", "SERVING", "STEPPING", "IDLE"]
+    names = ["STARTING", "LOADING", "WARMING", "SERVING", "STEPPING", "IDLE", "WAITING"]
     assert [phase.name for phase in Phase] == names
     line = ProgressPage(page_fd, 3).line(0)
     for phase in Phase:

