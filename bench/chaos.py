@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import math
 import os
 import random
 import signal
@@ -21,9 +20,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import aiohttp
 import msgspec
 
+from .chaos_load import ChaosRequest, Choice, Client, Outcome, make_requests
 from .machine import describe_machine
 from .overlap import read_counter
 from .server_process import ServerProcess
@@ -31,7 +30,8 @@ from .server_process import ServerProcess
 PROCESSES = ("frontend_a", "frontend_b", "tokenizer_a", "tokenizer_b", "scheduler", "worker")
 _NEAR_TIE = 0.02
 """Natural log: the two most likely tokens may change places between batches when they are nearer than that."""
-_TIMEOUT_S = 120.0
+_MAX_HOLD_S = 120.0
+"""A stopped frontend is killed before that, whatever its deadline."""
 CALM_S = 10.0
 """So much of the undisturbed run keeps the rate, for its latencies; the rest hurries, for its answers alone."""
 
@@ -55,138 +55,6 @@ restart = {{{{ max = 1000000, within_s = 1.0, backoff_s = 0.0 }}}}
 """
     for name in PROCESSES
 )
-
-
-class ChaosRequest(msgspec.Struct, frozen=True):
-    """One request and when it is sent, seconds after the start."""
-
-    at_s: float
-    body: dict[str, object]
-    abort_after: int | None
-    """Chunks after which the client leaves."""
-
-
-class Choice(msgspec.Struct):
-    """One answer as the client saw it."""
-
-    text: str = ""
-    tokens: list[str] = []
-    gaps: list[float] = []
-    """Between the two most likely tokens, natural log; where the answer had them."""
-    finish: str | None = None
-
-
-class Outcome(msgspec.Struct):
-    """What came of one request. `error`: why it did not end, None if it did."""
-
-    choices: list[Choice]
-    sent_s: float
-    ended_s: float = 0.0
-    error: str | None = None
-    is_dropped: bool = False
-    """The connection broke."""
-
-
-def make_requests(num_requests: int, rate: float, seed: int) -> list[ChaosRequest]:
-    """Mixed kinds: stream or not, greedy or seeded, one choice or two, stop strings, clients that leave."""
-    draw = random.Random(seed)
-    requests = []
-    at_s = 0.0
-    for _ in range(num_requests):
-        at_s += draw.expovariate(rate)
-        body: dict[str, object] = {
-            "prompt": "".join(draw.choice("abcdefgh ij") for _ in range(draw.randint(1, 100))),
-            "max_tokens": draw.randint(1, 48),
-            "ignore_eos": True,
-            "seed": draw.randrange(1 << 32),
-            "temperature": draw.choice((0, 0, 1.0)),
-            "logprobs": 2,
-            "stream": draw.random() < 0.7,
-        }
-        if draw.random() < 0.2:
-            body["n"] = 2
-        if draw.random() < 0.3:
-            body["stop"] = [draw.choice("abcdefgh"), draw.choice("xyz")]
-        is_left = body["stream"] and draw.random() < 0.1
-        requests.append(ChaosRequest(at_s, body, draw.randint(1, 8) if is_left else None))
-    return requests
-
-
-class Client:
-    """Sends requests at their times, each on a connection of its own."""
-
-    def __init__(self, url: str) -> None:
-        self._url = f"{url}/v1/completions"
-        self.outcomes: dict[int, Outcome] = {}
-        self._begun_s = time.monotonic()
-
-    async def run(self, requests: Sequence[ChaosRequest], hurry_after_s: float = math.inf) -> None:
-        """All of them, those planned behind `hurry_after_s` three times as fast; returns when the last has ended."""
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        connector = aiohttp.TCPConnector(force_close=True, limit=0)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as group:
-            self._begun_s = time.monotonic()
-            for index, request in enumerate(requests):
-                hurry_s = max(0.0, request.at_s - hurry_after_s)
-                await asyncio.sleep(self._begun_s + request.at_s - hurry_s * 2 / 3 - time.monotonic())
-                group.create_task(self._send(session, index, request))
-
-    async def _send(self, session: aiohttp.ClientSession, index: int, request: ChaosRequest) -> None:
-        num_choices = int(str(request.body.get("n", 1)))
-        outcome = Outcome([Choice() for _ in range(num_choices)], time.monotonic())
-        self.outcomes[index] = outcome
-        try:
-            async with session.post(self._url, json={"model": "chaos", **request.body}) as response:
-                if response.status != 200:
-                    outcome.error = f"status {response.status}: {(await response.text())[:200]}"
-                elif request.body["stream"]:
-                    await _read_stream(response, outcome, request.abort_after)
-                else:
-                    _take(outcome, await response.json())
-        except (aiohttp.ClientError, ConnectionError, asyncio.IncompleteReadError) as error:
-            outcome.error, outcome.is_dropped = f"{type(error).__name__}: {error}", True
-        except TimeoutError:
-            outcome.error = f"no end within {_TIMEOUT_S:g} s"
-        outcome.ended_s = time.monotonic()
-
-
-async def _read_stream(response: aiohttp.ClientResponse, outcome: Outcome, abort_after: int | None) -> None:
-    num_chunks = 0
-    async for line in response.content:
-        if not line.startswith(b"data: "):
-            continue
-        data = line.removeprefix(b"data: ").strip()
-        if data == b"[DONE]":
-            if any(choice.finish is None for choice in outcome.choices) and outcome.error is None:
-                outcome.error = "[DONE] before every choice had its finish"
-            return
-        chunk = json.loads(data)
-        if "error" in chunk:
-            outcome.error = f"error event: {chunk['error']['message'][:200]}"
-        else:
-            _take(outcome, chunk)
-        num_chunks += 1
-        if num_chunks == abort_after:
-            return
-    outcome.error, outcome.is_dropped = "the stream broke off", True
-
-
-def _take(outcome: Outcome, answer: dict[str, object]) -> None:
-    """A chunk or a whole answer."""
-    entries = answer["choices"]
-    assert isinstance(entries, list)
-    for entry in entries:
-        choice = outcome.choices[entry["index"]]
-        if choice.finish is not None:
-            outcome.error = "something came behind the finish"
-        choice.text += entry["text"]
-        logprobs = entry["logprobs"]
-        if logprobs is not None:
-            choice.tokens += logprobs["tokens"]
-            for top in logprobs["top_logprobs"]:
-                best = sorted(top.values(), reverse=True)[:2] if top else []
-                choice.gaps.append(best[0] - best[1] if len(best) == 2 else math.inf)
-        choice.finish = entry["finish_reason"]
 
 
 class Disturber:
@@ -215,7 +83,7 @@ class Disturber:
                 self.counts[f"{number.name} {process}"] = self.counts.get(f"{number.name} {process}", 0) + 1
                 if process.startswith("frontend"):
                     now_s = time.monotonic()
-                    self.frontend_ends_s.append((now_s, now_s if number is signal.SIGKILL else now_s + _TIMEOUT_S))
+                    self.frontend_ends_s.append((now_s, now_s if number is signal.SIGKILL else now_s + _MAX_HOLD_S))
 
 
 class ChaosReport(msgspec.Struct):

@@ -7,8 +7,8 @@ the rounds, when no request is under way, memory, descriptors and threads of eve
 canary is asked. At the end: no KV block is in use or was leaked, a request that needs the whole pool fits, memory grew
 by less than MAX_GROWTH over the second half of the rounds, and descriptors and threads are what they were.
 
-Short runs grow while caches fill that are bounded, but slowly: pieces of text in the tokenizer (10,000), and freed
-arrays in numpy (7 of each size under 1 KiB).
+Short runs grow while caches fill that are bounded, but slowly: pieces of text in the tokenizer (10,000), and, in the
+control process, freed arrays in numpy (7 of each size under 1 KiB; the null device fills its own when it warms up).
 """
 
 from __future__ import annotations

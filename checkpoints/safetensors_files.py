@@ -19,6 +19,9 @@ from .json_file import decode_json, decode_json_file
 DTYPE_BYTES: dict[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
 """Tensor types that can be loaded."""
 
+MAX_NAME_BYTES = 255
+"""Of a file name: NAME_MAX of Linux's file systems."""
+
 MAX_HEAD_BYTES = 100_000_000
 """The format's own limit."""
 
@@ -74,8 +77,8 @@ def read_safetensors_directory(directory: str) -> Mapping[str, SafetensorsTensor
 
 def _inside(index_path: Path, shard: str) -> Path:
     file = index_path.parent / shard
-    if Path(shard).name != shard:
-        raise CorruptCheckpoint(f"{index_path} names the shard {shard!r}, which is not a file name")
+    if Path(shard).name != shard or "\0" in shard or len(shard.encode("utf-8", "replace")) > MAX_NAME_BYTES:
+        raise CorruptCheckpoint(f"{index_path} names the shard {shard[:80]!r}, which is not a file name")
     if not file.is_file():
         raise CorruptCheckpoint(f"{index_path} names the shard {shard}, which is not there", advice="fetch it again")
     return file

@@ -40,7 +40,7 @@ def bind_listener(path: str) -> socket.socket:
     if num_bytes > MAX_PATH_BYTES:
         raise ConfigError(
             f"socket path {path!r} has {num_bytes} bytes, the limit is {MAX_PATH_BYTES}",
-            advice="choose a shorter run directory or shorter process names",
+            advice="set TMPDIR to a shorter path (the run directory is made there), or give the actors shorter names",
         )
     if not os.path.isabs(path):
         raise ConfigError(f"socket path {path!r} is relative, an absolute path is needed")

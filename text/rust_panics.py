@@ -1,8 +1,8 @@
 """Panics of the `tokenizers` library as exceptions of this package.
 
 Where its Rust code meets what its author did not think of (a merge shorter than the prefix that it should have), the
-library raises `pyo3_runtime.PanicException`. That is no `Exception`, so it would pass by whatever handles errors and end
-the whole process for one file or one request.
+library raises `pyo3_runtime.PanicException`. That is no `Exception`, so it would pass by whatever handles errors and
+end a whole process for one file or one request.
 """
 
 from __future__ import annotations

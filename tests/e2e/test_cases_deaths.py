@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,11 @@ CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
 
 
 @pytest.fixture(scope="module")
-def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """TMPDIR of the engines of this module."""
-    folder = tmp_path_factory.mktemp("t")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(folder))
-        yield folder
+def temporary() -> Iterator[Path]:
+    """TMPDIR of the engines of this module; short, for paths of sockets are."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")

@@ -6,23 +6,30 @@ Requests are kept under way by a worker that stands still, so each signal comes 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from callboard.bench.server_process import ServerProcess
 from callboard.tests.e2e.null_engine import (
+    ALL_APART,
     PATIENT,
+    UNLIMITED,
     Answer,
     Oracle,
     Remains,
     clients,
+    descendants,
     get,
     held,
+    hold_successor,
     null_server,
     until_idle,
     until_live,
@@ -98,6 +105,56 @@ def test_what_runs_ends_and_what_comes_is_refused(
                 assert answer.texts == oracle.texts(index, NUM_TOKENS, body["n"])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
+def test_a_signal_to_every_process_is_a_drain_too(
+    null_model: Path, oracle: Oracle, send: Callable[..., Any], number: signal.Signals
+) -> None:
+    """Terminals and service managers signal all processes of a service: only the supervisor acts on it."""
+
+    async def act(server: ServerProcess) -> list[Answer]:
+        async with clients() as session:
+            with held(server.pid_of("worker")):
+                answers = [Answer(server.url, session, body, path) for path, body in mixed(oracle, NUM_TOKENS)]
+                await until_live(server.url, BODIES + 2)
+                for pid in reversed(descendants(server.pid)):
+                    os.kill(pid, number)
+            await asyncio.gather(*(answer.task for answer in answers))
+            return answers
+
+    with null_server(null_model, "server.drain_timeout_s=600", *PATIENT) as server:
+        chat = {"messages": MESSAGES, "max_tokens": 1}
+        assert send(f"{server.url}/v1/chat/completions", chat).status == 200  # templates have a process of their own
+        answers = asyncio.run(act(server))
+        assert server.wait() == 0
+        assert "Traceback" not in server.log()
+    assert {answer.end for answer in answers} == {"length", "length,length"}
+    assert all(answer.has_terminal for answer in answers)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("process", ["tokenizer", "scheduler", "worker"])
+def test_a_deadline_that_passes_while_a_process_is_away_ends_streams_too(
+    null_model: Path, oracle: Oracle, process: str
+) -> None:
+    async def act(server: ServerProcess) -> list[Answer]:
+        async with clients() as session:
+            requests = [(path, {**body, "max_tokens": 15_000}) for path, body in mixed(oracle, NUM_TOKENS)]
+            answers = [Answer(server.url, session, body, path) for path, body in requests]
+            await asyncio.gather(*(answers[index].begun.wait() for index in range(0, BODIES, 2)))
+            away = await hold_successor(server, process)
+            server.terminate()
+            await asyncio.gather(*(answer.task for answer in answers))
+            os.kill(away, signal.SIGCONT)
+            return answers
+
+    with null_server(null_model, "server.drain_timeout_s=1", *UNLIMITED, *PATIENT, topology=ALL_APART) as server:
+        remains = Remains(server)
+        answers = asyncio.run(act(server))
+        assert server.wait() == 0
+        remains.wait_gone()
+    assert all(answer.has_terminal for answer in answers), [answer.end for answer in answers]
+
+
 @pytest.mark.parametrize(
     "num_ended",
     [45, *(pytest.param(ended, marks=pytest.mark.nightly) for ended in (1, *range(2, 50, 2)))],
@@ -105,7 +162,7 @@ def test_what_runs_ends_and_what_comes_is_refused(
 def test_a_drain_that_begins_while_streams_end_cuts_none_of_them(
     null_model: Path, oracle: Oracle, num_ended: int
 ) -> None:
-    lengths = [20 + 25 * index for index in range(50)]
+    lengths = [20 + 5 * index for index in range(50)]
 
     async def act(server: ServerProcess) -> list[Answer]:
         async with clients() as session:

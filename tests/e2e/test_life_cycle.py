@@ -1,4 +1,4 @@
-"""Stop, drain, deaths of processes: what clients see, and that nothing is left running."""
+"""Stop and death with a real model; `test_cases_*.py` say more of them, with the null device."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ import pytest
 from callboard.bench.server_process import ServerProcess
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Client:
@@ -78,62 +76,6 @@ def test_sigterm_lets_running_streams_finish(smollm2_gguf: Path) -> None:
         assert server.children() == []
 
 
-def test_sigterm_to_the_whole_group_drains_too(smollm2_gguf: Path) -> None:
-    """Service managers signal every process of a service: only the supervisor acts on it."""
-
-    def terminate_all() -> None:
-        for pid in (*server.children(), server.pid):
-            os.kill(pid, signal.SIGTERM)
-
-    with ServerProcess(str(smollm2_gguf), "--set", "server.drain_timeout_s=600") as server:
-        ends = asyncio.run(run_and(server, 2, 50, terminate_all))
-        assert ends == ["length+done"] * 2
-        assert server.wait() == 0
-
-
-def test_new_requests_are_refused_while_it_drains(smollm2_gguf: Path) -> None:
-    async def refused(server: ServerProcess) -> tuple[list[str], int, int]:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-            client = Client(server.url, session)
-            running = asyncio.create_task(client.stream(600))
-            await client.wait_begun(1)
-            server.terminate()
-            status = 200
-            while status == 200:
-                async with session.get(f"{server.url}/ready") as response:
-                    status = response.status
-            late = await client.stream(5)
-            server.terminate()  # the second one stops at once
-            return [await running], status, int(late.removeprefix("HTTP "))
-
-    with ServerProcess(str(smollm2_gguf), "--set", "server.drain_timeout_s=600") as server:
-        ends, ready_status, late_status = asyncio.run(refused(server))
-        assert server.wait() == 0
-    assert (ready_status, late_status) == (503, 503)
-    assert ends == ["abort+done"], "the second SIGTERM ends what still runs with a terminal event"
-
-
-def test_a_deadline_of_zero_ends_streams_at_once(smollm2_gguf: Path) -> None:
-    with ServerProcess(str(smollm2_gguf), "--set", "server.drain_timeout_s=0") as server:
-        ends = asyncio.run(run_and(server, 8, 4000, server.terminate))
-        assert ends == ["abort+done"] * 8
-        assert server.wait() == 0
-
-
-@pytest.mark.parametrize("victim", ["scheduler", "tokenizer"])
-def test_the_death_of_another_actor_ends_streams_with_an_error_and_the_engine_with_a_reason(
-    smollm2_gguf: Path, victim: str
-) -> None:
-    topology = str(ROOT / "examples" / "all_apart.toml")
-    with ServerProcess(str(smollm2_gguf), "--topology", topology) as server:
-        pid = server.pid_of(victim)
-        ends = asyncio.run(run_and(server, 4, 4000, lambda: os.kill(pid, signal.SIGKILL)))
-        assert ends == ["server_error+done"] * 4
-        assert server.wait() == 1
-        assert server.children() == []
-        assert f"process {victim} died (SIGKILL)" in server.log()
-
-
 def test_a_worker_that_keeps_dying_ends_the_engine_with_a_reason(smollm2_gguf: Path) -> None:
     with ServerProcess(str(smollm2_gguf), "--set", "process.worker.restart.max=1") as server:
 
@@ -154,13 +96,3 @@ def test_a_worker_that_keeps_dying_ends_the_engine_with_a_reason(smollm2_gguf: P
         assert server.wait() == 1
         assert "restart.max = 1" in server.log()
         assert server.children() == []
-
-
-def test_two_engines_do_not_disturb_each_other(smollm2_gguf: Path) -> None:
-    topology = str(ROOT / "examples" / "all_apart.toml")
-    with ServerProcess(str(smollm2_gguf), "--topology", topology) as one:
-        with ServerProcess(str(smollm2_gguf), "--topology", topology) as two:
-            ends = asyncio.run(run_and(one, 4, 100, lambda: os.kill(two.pid, signal.SIGKILL)))
-            assert ends == ["length+done"] * 4
-        one.terminate()
-        assert one.wait() == 0

@@ -115,6 +115,15 @@ def test_a_panic_of_the_tokenizer_library_is_an_error_like_others(files: Files) 
         load_tokenizer(checkpoint)
 
 
+@pytest.mark.parametrize("shard", ["x" * 256, "x" * 100_000, "日" * 86, "a\0b", "", ".", "..", "a/b", "/etc/passwd"])
+def test_a_shard_is_a_file_name(files: Files, shard: str) -> None:
+    index = {"weight_map": {"model.norm.weight": shard}}
+    checkpoint = files.with_file("model.safetensors.index.json", json.dumps(index).encode())
+    with pytest.raises(CorruptCheckpoint, match="names the shard") as caught:
+        read_shape(checkpoint)
+    assert len(str(caught.value)) < 1000
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_a_damaged_gguf_file(files: Files, budget: int) -> None:
