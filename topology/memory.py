@@ -27,15 +27,16 @@ _PROCESS_BYTES = 22 * MIB
 """Python, uvloop, messages: a process with a scheduler and nothing else has 24 MiB."""
 _SUPERVISOR_BYTES = 42 * MIB
 """With the command line and checkpoints read."""
-_ACTOR_BYTES = {"frontend": 13 * MIB, "tokenizer": 10 * MIB, "scheduler": 2 * MIB, "worker": 164 * MIB}
-"""Beside its process, at rest. Of a worker: torch, what its libraries set up at the first steps, and compiled code."""
+_ACTOR_BYTES = {"frontend": 13 * MIB, "tokenizer": 21 * MIB, "scheduler": 2 * MIB, "worker": 164 * MIB}
+"""Beside its process, at rest. Of a tokenizer: with the process that renders chat templates. Of a worker: torch, what its
+libraries set up at the first steps, and compiled code."""
 _VOCABULARY_ENTRY_BYTES = 500
 """Of a token in a tokenizer: its text, both ways."""
 _KEPT_BYTES = 60 * MIB
 _KEPT_SHARE = 8
-"""Freed memory that the C library keeps, for it takes blocks of under 32 MiB from its heap, where others lie between: of
-what loading needed an eighth of the weights up to so much, and an eighth of the activations. Measured with glibc 2.36 on
-models of 0.6 to 620 MiB: 42 to 78 MiB together for the large ones, none to speak of for the small."""
+"""Freed memory that the C library keeps, for it takes blocks of under 32 MiB from its heap, where others lie between.
+An eighth of the weights, up to so much, for what loading needed, and an eighth of the activations. Measured with glibc
+on models of 0.6 to 620 MiB: 42 to 78 MiB together for the large ones, none to speak of for the small."""
 
 
 class MemoryLedger(msgspec.Struct, frozen=True):

@@ -70,7 +70,7 @@ class KVCacheSection(Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: Positive | None = None
     """Size of the pool [bytes]. static"""
     memory_share: Share | None = None
-    """Of the memory that all else leaves free; default on a CPU: 0.25, or less if no more can be used [share]. static"""
+    """Of the memory that all else leaves free; default on a CPU: 0.25, or what can be used [share]. static"""
     prefix_caching: bool = True
     """Share full blocks between requests with the same prefix. static"""
 

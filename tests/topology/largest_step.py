@@ -1,7 +1,7 @@
 """The largest step that a topology allows, run by the model of a checkpoint, and what it takes.
 
-As a program: `largest_step.py SOURCE SETTING...` (each `section.key=value`) runs it in a process like a worker's and prints
-JSON: the ledger, and what of it could be counted.
+As a program: `largest_step.py SOURCE SETTING...` (each `section.key=value`) runs it in a process like a worker's and
+prints JSON: the ledger, and what of it could be counted.
 """
 
 from __future__ import annotations

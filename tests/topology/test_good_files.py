@@ -18,7 +18,8 @@ GOOD = {
     "one process": '[model]\nsource = "{model}"\n[[process]]\nname = "all"\n'
     'actors = ["frontend", "tokenizer", "scheduler", "worker"]\n',
     "control and worker": '[model]\nsource = "{model}"\n[[process]]\nname = "control"\n'
-    'actors = ["frontend", "tokenizer", "scheduler"]\n[[process]]\nname = "worker"\nactors = ["worker"]\ndevice = "cpu"\n',
+    'actors = ["frontend", "tokenizer", "scheduler"]\n'
+    '[[process]]\nname = "worker"\nactors = ["worker"]\ndevice = "cpu"\n',
     "all apart, worker first": '[model]\nsource = "{model}"\n'
     + "".join(
         f'[[process]]\nname = "{kind}"\nactors = ["{kind}"]\n'
@@ -94,7 +95,8 @@ backoff_s = 0
     "IPv6": '[model]\nsource = "{model}"\n[server]\nhost = "::1"\nport = 0\n',
     "a host name": '[model]\nsource = "{model}"\n[server]\nhost = "localhost"\nport = 0\n',
     "a null device": '[model]\nsource = "{model}"\n[[process]]\nname = "control"\n'
-    'actors = ["frontend", "tokenizer", "scheduler"]\n[[process]]\nname = "worker"\nactors = ["worker"]\ndevice = "null"\n',
+    'actors = ["frontend", "tokenizer", "scheduler"]\n'
+    '[[process]]\nname = "worker"\nactors = ["worker"]\ndevice = "null"\n',
     "Windows' line ends and its mark": '\ufeff[model]\r\nsource = "{model}"\r\n\r\n[server]\r\nport = 0\r\n',
     "comments, quoted keys, literal strings, arrays over lines": """# [scheduler] policy = "lifo"
 ["model"]   # a section
@@ -110,7 +112,8 @@ actors = [
     "worker",
 ]
 """,
-    "a worker with a guest": '[model]\nsource = "{model}"\n[[process]]\nname = "front"\nactors = ["frontend", "tokenizer"]\n'
+    "a worker with a guest": '[model]\nsource = "{model}"\n'
+    '[[process]]\nname = "front"\nactors = ["frontend", "tokenizer"]\n'
     '[[process]]\nname = "back"\nactors = ["scheduler", "worker"]\nthreads = 1\nrestart = {{ max = 1 }}\n',
 }
 WITHOUT_A_LOOK_AT_THE_MODEL = {
