@@ -28,23 +28,31 @@ def field_notes(struct: type[msgspec.Struct]) -> dict[str, str]:
     for line, below in zip(tree.body, tree.body[1:], strict=False):
         match line, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(note))):
-                notes[name] = note
+                notes[name] = " ".join(note.split())
     return notes
 
 
+def parts_of(note: str) -> tuple[str, str, str]:
+    """`Size of the pool [blocks]. static` -> ("Size of the pool", "blocks", "static"). Raises ValueError."""
+    found = re.fullmatch(r"(.+?)(?: \[([a-z]+)\])?\. (static|live)", note)
+    if found is None:
+        raise ValueError(f"no meaning and no static or live in {note!r}")
+    return found[1], found[2] or "", found[3]
+
+
 def table_of(struct: type[msgspec.Struct]) -> str:
-    """One section of the topology: field, allowed values, default, meaning with unit, static or live."""
+    """One section of the topology: field, allowed values, unit, default, static or live, meaning."""
     notes = field_notes(struct)
-    rows = ["| field | allowed | default | meaning | |", "|---|---|---|---|---|"]
+    rows = ["| field | allowed | unit | default | | meaning |", "|---|---|---|---|---|---|"]
     for field in msgspec.structs.fields(struct):
-        meaning, kind = notes[field.name].rsplit(". ", 1)
+        meaning, unit, kind = parts_of(notes[field.name])
         if field.required:
             default = "required"
         elif isinstance(field.default_factory, type) and issubclass(field.default_factory, msgspec.Struct):
             default = f"`{toml_of(field.default_factory())}`"
         else:
             default = "" if field.default is None else f"`{toml_of(field.default)}`"
-        rows.append(f"| `{field.name}` | {allowed_values(field.type)} | {default} | {meaning} | {kind} |")
+        rows.append(f"| `{field.name}` | {allowed_values(field.type)} | {unit} | {default} | {kind} | {meaning} |")
     return "\n".join(rows)
 
 

@@ -1,7 +1,7 @@
 """What a worker holds beside weights and KV while it computes its largest step, tensor by tensor.
 
-The largest step has `max_num_batched_tokens` tokens (t): a row that decodes in all rows but one, and in that one a chunk
-of a prompt that ends at `max_model_len`. It passes its peak in one of these moments (execution/, models/llama.py):
+The largest step has `max_num_batched_tokens` tokens: every row but one decodes a token, and that one has the last chunk
+of a prompt of `max_model_len`. It passes its peak in one of these moments (execution/, models/llama.py):
 
 - *masks*: the chunk's attention mask is made;
 - *rotation*: queries and keys are turned, while those of the layer before, and its gate and up, still live;
@@ -9,8 +9,8 @@ of a prompt that ends at `max_model_len`. It passes its peak in one of these mom
 - *mlp*: in a layer behind the first, gate and up have just been computed, while those of the layer before still live;
 - *sampling*: of the step's hidden states only those behind the last norm are left, and each row has its logits.
 
-Rows are padded to the longest of their class, a power of two. For decoding rows that is foreseen here; chunks of several
-rows in one step can have masks of up to twice the size.
+Rows are padded to the longest of their class, a power of two. For decoding rows that is foreseen here; chunks of
+several rows in one step can have masks of up to twice the size.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .arithmetic import Arithmetic
 GROUP_ELEMENTS = 1 << 25
 """Gathered keys and values of rows that attend together; more rows are cut into groups (execution/attention.py)."""
 _SAMPLING_BYTES = 168
-"""A logit and all that is made of it where filters keep it: sorted candidates, their ids, noise (kernels/sampling.py)."""
+"""A logit and all that is made of it where filters keep it (kernels/sampling.py): sorted candidates, ids, noise."""
 _INDEX_SCRATCH = 3
 """Float32 or int32 arrays as long as the index of a group: what torch copies of the pattern, scores, weights."""
 _SHORT_LENGTH = 512
 """Rows up to this KV length are of one class (execution/attention.py)."""
 _THREAD_BYTES = 4 * 64 * 512
-"""Scores of a block that a thread attends to at a time, as torch's fused attention cuts it for chunks of some hundreds."""
+"""Scores that a thread computes at a time, as torch's fused attention cuts a chunk of some hundreds of tokens."""
 
 
 class StepLimits(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """The topology file as frozen structs: one section per concern, decoded once. Unknown fields are errors.
 
-Each field's docstring-line says: meaning; unit; static (fixed at start) or live.
+Each field's docstring-line says its meaning, of a number the [unit], and `static` (fixed at the start) or `live`
+(a change counts at once); docs/topology.md is made from them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of keys and values; auto: as dtype. static"""
     max_model_len: Positive | None = None
-    """Longest prompt + output, tokens; default: the model's own. static"""
+    """Longest prompt + output; default: the model's own [tokens]. static"""
     load: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     """Format of the weights, refused if the files are of another; auto: by the files. static"""
     chat_template: str | None = None
@@ -44,32 +45,32 @@ class SchedulerSection(Struct, frozen=True, forbid_unknown_fields=True):
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     """Order of the waiting. static"""
     max_num_seqs: Positive = 64
-    """Rows of a batch. static"""
+    """Requests that run at once: rows of a batch [rows]. static"""
     max_num_batched_tokens: Positive = 2048
-    """Token budget of a step; at least max_num_seqs. static"""
+    """Budget of a step; at least max_num_seqs [tokens]. static"""
     long_prefill_token_threshold: NonNegative = 0
-    """Longest prompt chunk of a step, tokens; 0: the budget. static"""
+    """Longest prompt chunk of a step; 0: the budget [tokens]. static"""
     pipeline_depth: Annotated[int, Meta(ge=1, le=3)] = 2
-    """Steps in flight; 1 is off. static"""
+    """Steps in flight; 1: a step is planned when the one before has ended [steps]. static"""
     watermark: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.01
-    """Share of blocks that admission leaves free; below 0.5. static"""
+    """Part of the blocks that admission leaves free; below 0.5 [share]. static"""
     max_queued_requests: Positive = 1024
-    """Waiting requests; one more gets a 429. static"""
+    """Waiting requests; one more gets a 429 [requests]. static"""
     max_queued_tokens: Positive = 1_000_000
-    """Prompt tokens of the waiting; more get a 429. static"""
+    """Prompts of all that wait; more get a 429 [tokens]. static"""
 
 
 class KVCacheSection(Struct, frozen=True, forbid_unknown_fields=True):
     """[kv_cache]: at most one of num_blocks, memory_bytes, memory_share."""
 
     block_size: Positive = 16
-    """Tokens a block; a multiple of 8, at most 256. static"""
+    """Length of a block; a multiple of 8, at most 256 [tokens]. static"""
     num_blocks: Positive | None = None
-    """Blocks of the pool. static"""
+    """Size of the pool [blocks]. static"""
     memory_bytes: Positive | None = None
-    """Bytes of the pool. static"""
+    """Size of the pool [bytes]. static"""
     memory_share: Share | None = None
-    """Share of the memory that weights and activations leave free; default 0.25 on a CPU. static"""
+    """Of the memory that all else leaves free; default on a CPU: 0.25, or what can be used [share]. static"""
     prefix_caching: bool = True
     """Share full blocks between requests with the same prefix. static"""
 
@@ -80,28 +81,28 @@ class ServerSection(Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     """Address to listen on. static"""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
-    """TCP port; 0 takes a free one. static"""
+    """TCP port; 0 takes a free one [number]. static"""
     api_keys_file: str | None = None
     """File with bearer keys, one a line. static"""
     max_request_bytes: Positive = 16 * 1024 * 1024
-    """Largest HTTP request body, bytes. static"""
+    """Largest HTTP request body [bytes]. static"""
     sse_comment_interval_s: Annotated[float, Meta(gt=0.0)] = 10.0
-    """A waiting stream gets an SSE comment this often. static"""
+    """A waiting stream gets an SSE comment this often [seconds]. static"""
     client_stall_s: Annotated[float, Meta(gt=0.0)] = 60.0
-    """A client that takes nothing for so long is aborted. static"""
+    """A client that takes nothing for so long is aborted [seconds]. static"""
     drain_timeout_s: Seconds = 30.0
-    """On SIGTERM running requests get so long to finish. static"""
+    """On SIGTERM running requests get so long to finish [seconds]. static"""
 
 
 class SupervisionSection(Struct, frozen=True, forbid_unknown_fields=True):
     """[supervision]: when a process counts as hung, and how long its requests wait for it."""
 
     step_deadline_s: Annotated[float, Meta(gt=0.0)] = 300.0
-    """A worker that is in one step, or leaves a plan unread, for so long is killed, seconds. static"""
+    """A worker that is in one step, or leaves a plan unread, for so long is killed [seconds]. static"""
     actor_deadline_s: Annotated[float, Meta(gt=0.0)] = 30.0
-    """A process whose event loop stands still for so long is killed, seconds; not while it starts. static"""
+    """A process whose event loop stands still for so long is killed; not while it starts [seconds]. static"""
     resume_grace_s: Annotated[float, Meta(gt=0.0)] = 10.0
-    """After a tokenizer's death its requests have so long to be resumed before they are ended, seconds. static"""
+    """After a tokenizer's death its requests have so long to be resumed before they are ended [seconds]. static"""
 
 
 class StructuredOutputSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,7 +118,7 @@ class SpeculativeSection(Struct, frozen=True, forbid_unknown_fields=True):
     method: str
     """Proposer. static"""
     max_tokens: Positive = 4
-    """Draft tokens a step. static"""
+    """Drafts a step [tokens]. static"""
 
 
 class JournalSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,18 +127,18 @@ class JournalSection(Struct, frozen=True, forbid_unknown_fields=True):
     path: str
     """File of the scheduler's inputs. static"""
     max_bytes: Positive = 1 << 30
-    """Rotate at this size. static"""
+    """Rotate at this size [bytes]. static"""
 
 
 class RestartPolicy(Struct, frozen=True, forbid_unknown_fields=True):
     """restart = { max = 3, within_s = 60 }"""
 
     max: NonNegative = 3
-    """Restarts within the window; one more death ends the engine. static"""
+    """Restarts within the window; one more death ends the engine [restarts]. static"""
     within_s: Annotated[float, Meta(gt=0.0)] = 60.0
-    """The window, seconds. static"""
+    """The window [seconds]. static"""
     backoff_s: Seconds = 0.5
-    """Wait before the second restart in the window, seconds; doubled for each further one. static"""
+    """Wait before the second restart in the window; doubled for each further one [seconds]. static"""
 
 
 class ProcessSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,11 +151,11 @@ class ProcessSection(Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "cpu"
     """Of the worker in it: `cpu`, `cuda[:N]`, or `null`: no model, tokens from a hash of the request. static"""
     tensor_parallel: Positive = 1
-    """Ranks that share each layer. static"""
+    """Ranks that share each layer [ranks]. static"""
     pipeline_parallel: Positive = 1
-    """Stages. static"""
+    """Stages that share out the layers [stages]. static"""
     threads: Positive | None = None
-    """Compute threads of the worker; default: the process's cores. static"""
+    """Compute threads of the worker; default: the process's cores [threads]. static"""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     """When the process dies. static"""
 

@@ -54,7 +54,7 @@ CONFIG = {
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that a check can read: the weights' names and shapes are there, the weights are a hole in the file."""
+    """A directory that a check can read: names and shapes of the weights are there, they are a hole in the file."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))

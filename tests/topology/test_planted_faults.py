@@ -1,5 +1,5 @@
-"""A good file with one fault of each kind planted: `callboard topology check` names the place (with the line), the value,
-what is allowed, and what to do. The kinds are those of `KINDS`; a line of what is planted has the mark ◀."""
+"""A good file with one fault of each kind planted: `callboard topology check` names the place (with the line), the
+value, what is allowed, and what to do. A line of what is planted has the mark ◀: it is the one to be named."""
 
 from __future__ import annotations
 

@@ -1,0 +1,139 @@
+"""The largest step that a topology allows, run by the model of a checkpoint, and what it takes.
+
+As a program: `largest_step.py SOURCE SETTING...` (each `section.key=value`) runs it in a process like a worker's and
+prints JSON: the ledger, and what of it could be counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from callboard.actors import worker  # noqa: F401 - a worker's process has imported it
+from callboard.actors.launch import Launch, prepare_launch
+from callboard.execution import ModelRunner
+from callboard.mailbox.messages.sampling import SamplingParams
+from callboard.mailbox.messages.steps import NewRow, StepPlan
+from callboard.models import load_model
+from callboard.topology import topology_from
+from callboard.topology.memory import kept_bytes_of, process_bytes_of
+
+KEEPS_ALL = SamplingParams(seed=1, temperature=100.0, top_p=0.999999)
+"""Filters that leave nearly every token a candidate: what takes the most memory in sampling."""
+
+
+def start(source: str, settings: list[str]) -> tuple[Launch, ModelRunner]:
+    """What a worker's process starts with, one thread; every block of the pool is touched."""
+    launch = prepare_launch(topology_from(source, ["process.worker.threads=1", *settings]))
+    topology = launch.topology
+    torch.set_num_threads(1)
+    model = load_model(
+        launch.checkpoint,
+        launch.shape,
+        getattr(torch, topology.model.dtype),
+        torch.device("cpu"),
+        launch.max_model_len,
+    )
+    runner = ModelRunner(
+        model,
+        num_blocks=launch.ledger.num_blocks,
+        block_size=topology.kv_cache.block_size,
+        kv_dtype=getattr(torch, topology.model.kv_dtype),
+        max_num_seqs=topology.scheduler.max_num_seqs,
+        max_model_len=launch.max_model_len,
+    )
+    runner.warm_up()
+    runner.kv.tensor.zero_()
+    return launch, runner
+
+
+def largest_step(launch: Launch) -> StepPlan:
+    """A row that decodes at the end of its length in all rows but one; in that one a chunk that ends there."""
+    scheduler, length = launch.topology.scheduler, launch.max_model_len
+    num_decodes = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens) - 1
+    chunk = min(scheduler.max_num_batched_tokens - num_decodes, length)
+    num_tokens = [1] * num_decodes + [chunk]
+    starts = [length - 1 - i % 2 for i in range(num_decodes)] + [length - chunk]
+    block_size = launch.topology.kv_cache.block_size
+    rng = np.random.default_rng(0)
+    blocks = rng.permutation(launch.ledger.num_blocks).astype(np.int32)
+    new_rows, used = [], 0
+    for row, (count, first) in enumerate(zip(num_tokens, starts, strict=True)):
+        known = first + count
+        num_blocks = -(-known // block_size)
+        ids = np.take(blocks, range(used, used + num_blocks), mode="wrap")
+        used += num_blocks
+        tokens = rng.integers(0, launch.shape.vocab_size, known).astype(np.int32)
+        new_rows.append(NewRow(row, row, "r", 0, 0, known, tokens.tobytes(), ids.tobytes(), KEEPS_ALL))
+    rows = np.arange(len(num_tokens))
+    return StepPlan(
+        epoch=0,
+        step=0,
+        now_ns=0,
+        new_rows=new_rows,
+        removed_rows=b"",
+        rows=rows.astype(np.int32).tobytes(),
+        runs=rows.astype(np.int64).tobytes(),
+        starts=np.array(starts, np.int32).tobytes(),
+        num_tokens=np.array(num_tokens, np.int32).tobytes(),
+        samples=np.ones(rows.size, np.bool_).tobytes(),
+    )
+
+
+def peak_tensor_bytes(run: Callable[[], object]) -> int:
+    """Bytes that torch's CPU allocator has given out at once during `run`, above what it had before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    changes = [event["args"] for event in sorted(_memory(events), key=lambda event: event["ts"])]
+    before = changes[0]["Total Allocated"] - changes[0]["Bytes"]
+    return max(change["Total Allocated"] for change in changes) - before
+
+
+def _memory(events: list[dict]) -> list[dict]:
+    return [event for event in events if event.get("name") == "[memory]" and event["args"]["Device Id"] == -1]
+
+
+def peak_process_bytes(run: Callable[[], object]) -> int:
+    """Private and shared memory of this process at its highest during `run`; files that are mapped do not count."""
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    run()
+    status = Path("/proc/self/status").read_text()
+    highest, file = (int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) for name in ("VmHWM", "RssFile"))
+    return (highest - file) * 1024
+
+
+def main() -> None:
+    launch, runner = start(sys.argv[1], sys.argv[2:])
+
+    def run() -> None:
+        runner.batch.clear()
+        runner.run(plan)
+
+    plan = largest_step(launch)
+    ledger = launch.ledger
+    process = peak_process_bytes(lambda: (run(), run()))
+    arrays = runner.batch.token_ids.nbytes + runner.batch.block_table.nbytes
+    fixed = process_bytes_of(("worker",), launch.shape) + kept_bytes_of(ledger.weight_bytes, ledger.activation_bytes)
+    counted = {
+        "weights": (ledger.weight_bytes, runner.model.num_weight_bytes),
+        "KV cache": (ledger.kv_bytes, runner.kv.tensor.nbytes),
+        "activations": (ledger.activation_bytes, peak_tensor_bytes(run) + arrays),
+        "process": (ledger.weight_bytes + ledger.kv_bytes + ledger.activation_bytes + fixed, process),
+    }
+    print(json.dumps(counted))
+
+
+if __name__ == "__main__":
+    main()
