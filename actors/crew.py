@@ -105,7 +105,8 @@ class Crew:
     def attach_scheduler(self) -> None:
         """Give the scheduler the boards of this epoch, once both it and the worker are ready."""
         scheduler, worker = self.children[self._scheduler_process], self.children[self._worker_process]
-        if scheduler.is_ready and worker.is_ready and scheduler.epoch != self._boards.epoch:
+        is_worker_up = worker.is_ready and worker.status is None  # one that died stands here until its successor starts
+        if scheduler.is_ready and is_worker_up and scheduler.epoch != self._boards.epoch:
             scheduler.epoch = self._boards.epoch
             scheduler.control.send(*self._boards.attach_message())
 

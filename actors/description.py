@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from ..errors import ProtocolViolation
 from ..shm_queue import ProgressLine, ProgressPage
 from ..topology import expand_actors
 from .launch import Launch
@@ -90,8 +91,8 @@ def engines_of(pid: int) -> list[RunningEngine]:
         try:
             description = msgspec.json.decode(_read(path), type=EngineDescription)
             page = _open_page(pages[description.page_inode], description)
-        except (OSError, KeyError):
-            continue  # it ends right now, or was forked and has only one of the two
+        except (OSError, KeyError, msgspec.DecodeError, ProtocolViolation):
+            continue  # it ends right now, was forked and has only one of the two, or is of another version
         engines.append(RunningEngine(pid, description, page))
     return engines
 

@@ -42,7 +42,8 @@ class Watchdog:
 
     def check(self, actor: str, line: ProgressLine, has_unread_plan: Callable[[], bool] | None) -> str | None:
         """Why `actor` counts as hung, or None. `has_unread_plan`: of a worker, whether its call board has one."""
-        if line.phase in START_PHASES:  # declared slow: they may take as long as they take
+        if line.phase in START_PHASES or not line.heartbeat_ns:
+            # Declared slow, or its process still starts other actors: that may take as long as it takes.
             self.forget(actor)
             return None
         still_s = self._still_s(actor, "loop", line.heartbeat_ns)

@@ -117,7 +117,7 @@ def _message(raw: msgspec.Raw, param: str) -> ChatMessage:
 
 def _unknown(raw: msgspec.Raw, param: str) -> list[str]:
     """Fields of a message that the chat template does not get to see; null is the same as absent."""
-    given = _RAW_FIELDS_DECODER.decode(raw)
+    given = decode_field(raw, _RAW_FIELDS_DECODER, param)
     return [f"{param}.{name}" for name, value in given.items() if name not in _MESSAGE_NAMES and not is_null(value)]
 
 

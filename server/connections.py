@@ -51,7 +51,6 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if self._connections.is_full:
-            self._connections.num_refused += 1
             cast(asyncio.Transport, transport).write(_REFUSAL)
             self.force_close()
         else:
@@ -111,7 +110,6 @@ class Connections(web.Server):
         )
         self._head_timeout_s = head_timeout_s
         self._max_connections = max_connections()
-        self.num_refused = 0
 
     @property
     def is_full(self) -> bool:

@@ -52,12 +52,12 @@ class GenerationHandlers:
 
     async def close(self, app: web.Application) -> None:
         """Give live requests a moment to end, then end them with a 503 or an error event. Called at shutdown."""
-        self._parser.close()
         if self._live:
             await asyncio.wait(self._live, timeout=CLOSE_TIMEOUT_S)
         self._is_closing = True
         for task in self._live:
             task.cancel()
+        self._parser.close()  # last: a large body that came meanwhile is answered by the frontend's 503
 
     async def chat_completions(self, http_request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions"""

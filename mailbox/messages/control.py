@@ -35,7 +35,8 @@ class Link(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sender: str
     receiver: str
     path: str
-    """Filesystem path of the ipc endpoint; the receiver gets the bound, listening socket as descriptor `link.<sender>`."""
+    """Filesystem path of the ipc endpoint; the receiver gets the bound, listening socket as descriptor
+    `link.<sender>.<receiver>`."""
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag=40):

@@ -83,6 +83,15 @@ def test_a_declared_slow_phase_is_no_hang() -> None:
         assert watched.after(15, beats=False) is None, "the time before does not count"
 
 
+def test_an_actor_that_waits_for_others_of_its_process_to_start_is_no_hang() -> None:
+    """A scheduler serves at once, but its process first turns its loop when the model beside it is loaded."""
+    watched = Watched(phase=Phase.WAITING)
+    assert watched.after(600, beats=False) is None
+    assert watched.after(1) is None
+    assert watched.after(16, beats=False) is None, "the time before does not count"
+    assert watched.after(1, beats=False) == "worker's event loop has not turned for 17 s (actor_deadline_s)"
+
+
 def test_time_in_which_the_watcher_was_stopped_too_does_not_count() -> None:
     watched = Watched(is_worker=True)
     watched.line.mark(phase=Phase.STEPPING, step=1)

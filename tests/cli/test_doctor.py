@@ -70,6 +70,21 @@ def test_what_is_no_engine() -> None:
         assert done.stderr == f"no engine of this user runs at {args[0]} on this machine\n"
 
 
+@pytest.mark.slow
+def test_an_engine_of_another_version_is_passed_over() -> None:
+    page_fd = create_progress_page(3)
+    description = f'{{"url": "", "model": "", "page_inode": {os.fstat(page_fd).st_ino}, "processes": []}}'
+    for contents in (b"{}", b"\xff", description.encode()):  # unknown fields, no JSON, a page of another size
+        fd = os.memfd_create("callboard-engine", os.MFD_CLOEXEC)
+        try:
+            os.write(fd, contents)
+            done = doctor(str(os.getpid()))
+        finally:
+            os.close(fd)
+        assert done.returncode == 1 and done.stderr.startswith("no engine of this user runs"), (contents, done)
+    os.close(page_fd)
+
+
 def test_steps_and_loops_that_stand_still_are_named() -> None:
     fd = create_progress_page(3)
     page = ProgressPage(fd, 3)

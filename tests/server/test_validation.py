@@ -258,6 +258,13 @@ async def test_neutral_values_are_fine(serve, http, frontend):
     assert status == 200
 
 
+async def test_a_message_field_whose_name_is_no_text_is_refused(serve, http):
+    url = await serve()
+    body = b'{"messages": [{"role": "user", "content": "x"}, {"role": "user", "content": "x", "\xff": 1}]}'
+    status, answer, _ = await post(http, url, "/v1/chat/completions", body)
+    check_refusal(status, answer, "messages[1]")
+
+
 @pytest.mark.parametrize("streams", [True, False])
 async def test_unknown_fields_are_named(serve, http, streams):
     url = await serve()
