@@ -28,8 +28,8 @@ _PROCESS_BYTES = 22 * MIB
 _SUPERVISOR_BYTES = 42 * MIB
 """With the command line and checkpoints read."""
 _ACTOR_BYTES = {"frontend": 13 * MIB, "tokenizer": 21 * MIB, "scheduler": 2 * MIB, "worker": 164 * MIB}
-"""Beside its process, at rest. Of a tokenizer: with the process that renders chat templates. Of a worker: torch, what its
-libraries set up at the first steps, and compiled code."""
+"""Beside its process, at rest. Of a tokenizer: with the process that renders chat templates. Of a worker: torch, what
+its libraries set up at the first steps, and compiled code."""
 _VOCABULARY_ENTRY_BYTES = 500
 """Of a token in a tokenizer: its text, both ways."""
 _KEPT_BYTES = 60 * MIB
