@@ -9,14 +9,13 @@ import msgspec
 
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.tests.actors.delivery_checks import check_at_rest
-from callboard.tests.actors.delivery_world import Act, World
+from callboard.tests.actors.delivery_world import TROUBLES, Act, World
 from callboard.tests.scheduling.fake_worker import make_limits
 
 MAX_PROMPT = 16
 """Tokens; with as many more they fit the model's length: é is two of them."""
 MAX_OUTPUT = 16
 STOPS = ("a", "ab", "bca", "c ", "é", "bb")
-TROUBLES = ("kill", "close", "deadline", "pass_grace", "stumble")
 _EAGERNESS = (1, 4, 16)
 
 
@@ -77,9 +76,9 @@ async def _run(case: Case) -> None:
     try:
         for _ in range(case.num_acts):
             acts = world.possible(is_ending=False) + [("submit",)] * bool(coming)
-            act = _draw(random, acts, eagerness, case.trouble)
-            if act is None:
+            if world.is_at_rest(acts):
                 break
+            act = _draw(random, acts, eagerness, case.trouble)
             if act[0] == "submit":
                 request = coming.pop()
                 world.submit(*[getattr(request, name) for name in request.__struct_fields__])
@@ -91,17 +90,15 @@ async def _run(case: Case) -> None:
         world.close()
 
 
-def _draw(random: Random, acts: list[Act], eagerness: dict[str, int], trouble: float) -> Act | None:
-    """A kind of act by its eagerness, then one of them; None when only trouble is left, and none is wanted."""
+def _draw(random: Random, acts: list[Act], eagerness: dict[str, int], trouble: float) -> Act:
+    """A kind of act by its eagerness, then one of them."""
     by_kind: dict[str, list[Act]] = {}
     is_trouble = random.random() < trouble
     for act in acts:
         if (act[0] in TROUBLES) == is_trouble:
             by_kind.setdefault(act[0], []).append(act)
-    if not by_kind and is_trouble:
-        return _draw(random, acts, eagerness, 0)
     if not by_kind:
-        return None
+        return _draw(random, acts, eagerness, trouble=0 if is_trouble else 1)
     for kind in by_kind:
         if kind not in eagerness:
             eagerness[kind] = random.choice(_EAGERNESS)

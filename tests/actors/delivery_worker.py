@@ -21,7 +21,7 @@ from callboard.tests.scheduling.fake_worker import FakeWorker
 class CallBoard:
     """The writing end, and what the worker has not read yet. `is_trial`: a plan made now may leave out rows."""
 
-    def __init__(self, depth: int, is_trial: Callable[[], bool]) -> None:
+    def __init__(self, depth: int, is_trial: Callable[[], bool] = lambda: False) -> None:
         self.plans: deque[bytes] = deque()
         self.trial_steps: set[int] = set()
         self._num_slots = depth + 2
@@ -38,7 +38,7 @@ class CallBoard:
 
 
 class ResultBoard:
-    """The reading end, with a doorbell that the event loop watches. A result that is published rings when it may."""
+    """The reading end, with a doorbell that the event loop watches."""
 
     def __init__(self) -> None:
         self.silent: deque[bytes] = deque()
@@ -50,10 +50,16 @@ class ResultBoard:
         return self.bell
 
     def publish(self, result: StepResult) -> None:
+        """The result reaches the reader."""
+        self.hold(result)
+        self.ring()
+
+    def hold(self, result: StepResult) -> None:
+        """The result is made, and reaches the reader with `ring`."""
         self.silent.append(msgspec.msgpack.encode(result))
 
     def ring(self) -> None:
-        """The oldest silent result reaches the reader."""
+        """The oldest result that is held reaches the reader."""
         self.results.append(self.silent.popleft())
         os.eventfd_write(self.bell, 1)
 

@@ -13,43 +13,31 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-import numpy as np
-
 from callboard.actors import frontend as frontend_module
 from callboard.actors import scheduler as scheduler_module
 from callboard.actors.faults import Faults
-from callboard.actors.frontend import Frontend
-from callboard.actors.frontend_api import Health
 from callboard.actors.scheduler import SchedulerActor
 from callboard.actors.sender import Sender
-from callboard.actors.tokenizer import TokenizerActor, TokenizerInbound
+from callboard.actors.tokenizer import TokenizerActor
 from callboard.errors import Overloaded
-from callboard.mailbox import Inbox
-from callboard.mailbox.messages.admission import Admit, TokenizerToScheduler
-from callboard.mailbox.messages.requests import TextPrompt, TokenizerToFrontend
+from callboard.mailbox.messages.admission import Admit
+from callboard.mailbox.messages.requests import TextPrompt
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.scheduling import Scheduler
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.request import RequestKey
 from callboard.scheduling.statistics import SchedulerStatistics
 from callboard.shm_queue import mark_of
-from callboard.shm_queue.progress import LINE_WORDS, ProgressLine
+from callboard.tests.actors.delivery_actors import SCHEDULER, make_frontend, make_scheduler_actor, make_tokenizer_actor
 from callboard.tests.actors.delivery_checks import check_no_orphans, sender_maps
-from callboard.tests.actors.delivery_parts import (
-    TOKEN_BYTES,
-    Clock,
-    Threads,
-    Turn,
-    Wire,
-    make_tokenizer,
-)
+from callboard.tests.actors.delivery_parts import Clock, Wire
 from callboard.tests.actors.delivery_reader import Reader
 from callboard.tests.actors.delivery_worker import CallBoard, ResultBoard, Worker
-from callboard.tests.scheduling.fake_worker import EOS
 
-SCHEDULER = "scheduler"
 WORKER = "worker"
 Act = tuple[Any, ...]
+TROUBLES = ("kill", "close", "deadline", "pass_grace", "stumble")
+"""Acts that an undisturbed world does without."""
 
 
 class Place:
@@ -57,7 +45,6 @@ class Place:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.life = 1
         self.actor: Any = None
         self.control: deque[tuple[Any, ...]] = deque()
         """What the supervisor has sent and the process has not followed yet."""
@@ -156,60 +143,20 @@ class World:
         faults = Faults()
         senders = {other: Sender[Any](self.wires[name, other], faults) for other in self.neighbours(name)}
         if name in self.frontends:
-            place.actor = self._make_frontend(name, senders, faults)
+            place.actor = make_frontend(name, self.capacity, senders, faults, self.limits, self._read_statistics)
         elif name in self.tokenizers:
-            place.actor = self._make_tokenizer(name, senders, faults)
+            place.actor = make_tokenizer_actor(name, self.capacity, senders, faults, self.limits)
         else:
-            place.actor = self._make_scheduler(name, senders, faults)
+            place.actor = make_scheduler_actor(name, self.capacity, senders, faults, self.limits)
         for other in self.neighbours(name):
             self.wires[other, name].attach(place.actor.inbox)
         if name == SCHEDULER:
             self._connect_worker()
 
-    def _make_frontend(self, name: str, senders: dict[str, Sender[Any]], faults: Faults) -> Frontend:
-        frontend = Frontend(
-            name,
-            Inbox(TokenizerToFrontend, self.capacity, 1 << 20),
-            senders,
-            faults,
-            model_name="fake",
-            max_model_len=self.limits.max_model_len,
-            vocab_size=len(TOKEN_BYTES),
-            max_live_requests=1000,
-            scheduler=SCHEDULER,
-            read_health=lambda: Health(True, True, ""),
-            read_statistics=self._read_statistics,
-            read_startup=list,
-        )
-        frontend._turn = Turn(self.tokenizers)  # type: ignore[assignment]
-        return frontend
-
     def _read_statistics(self) -> SchedulerStatistics:
-        """Of now; the zeros of a page that nobody has written while there is no scheduler."""
+        """Of now; of an idle scheduler while there is none."""
         scheduler = self.scheduler
         return Scheduler(self.limits).statistics() if scheduler is None else scheduler.statistics()
-
-    def _make_tokenizer(self, name: str, senders: dict[str, Sender[Any]], faults: Faults) -> TokenizerActor:
-        actor = TokenizerActor(
-            name,
-            Inbox(TokenizerInbound, self.capacity, 1 << 20),
-            make_tokenizer(),
-            {SCHEDULER: senders.pop(SCHEDULER)},
-            senders,
-            ProgressLine(np.zeros(LINE_WORDS, np.uint64)),
-            faults,
-            max_model_len=self.limits.max_model_len,
-            max_encodings=4,
-            eos_token_ids=(EOS,),
-        )
-        actor._threads.shutdown()
-        actor._threads = Threads()  # type: ignore[assignment]
-        return actor
-
-    def _make_scheduler(self, name: str, senders: dict[str, Sender[Any]], faults: Faults) -> SchedulerActor:
-        inbox = Inbox[Any](TokenizerToScheduler, self.capacity, 1 << 20)
-        progress = ProgressLine(np.zeros(LINE_WORDS, np.uint64))
-        return SchedulerActor(name, inbox, senders, Scheduler(self.limits), progress, faults)
 
     def _connect_worker(self) -> None:
         """New boards for a scheduler and a worker that both live; the worker has no rows."""
@@ -231,7 +178,6 @@ class World:
         """
         place = self.places[name]
         actor, place.actor = place.actor, None
-        place.life += 1
         place.control.clear()
         self.num_deaths -= 1
         self.died[name.partition(".")[0]] += 1
@@ -444,7 +390,7 @@ class World:
                 self.kill(name, num_lost)
             case ("work",):
                 assert self.result_board is not None
-                self.result_board.publish(self.places[WORKER].actor.work_one())
+                self.result_board.hold(self.places[WORKER].actor.work_one())
             case ("stumble",):
                 self.num_stumbles -= 1
                 self.places[WORKER].actor.num_to_fail = 1
@@ -508,9 +454,13 @@ class World:
             for act in self.possible(is_ending=True):
                 if act in self.possible(is_ending=True):
                     await self.act(act)
-            if self.possible(is_ending=True) in ([], [("turn",)]) and self.is_quiet():
+            if self.is_at_rest(self.possible(is_ending=True)):
                 return
         raise AssertionError(f"the engine does not come to rest: {self.possible(is_ending=True)}")
+
+    def is_at_rest(self, acts: list[Act]) -> bool:
+        """Of these acts only trouble could change anything."""
+        return all(act[0] in TROUBLES or act[0] == "turn" for act in acts) and self.is_quiet()
 
     def is_quiet(self) -> bool:
         board = self.result_board

@@ -20,8 +20,8 @@ from callboard.scheduling.limits import SchedulerLimits
 from callboard.tests.actors.delivery_checks import check_at_rest
 from callboard.tests.actors.delivery_fingerprint import fingerprint
 from callboard.tests.actors.delivery_parts import make_tokenizer, true_answer
-from callboard.tests.actors.delivery_runs import TROUBLES, Request
-from callboard.tests.actors.delivery_world import Act, World
+from callboard.tests.actors.delivery_runs import Request
+from callboard.tests.actors.delivery_world import TROUBLES, Act, World
 from callboard.tests.actors.planted_faults import a_death_of_the_frontend_is_ignored
 from callboard.tests.scheduling.fake_worker import make_admit, make_limits, truth
 

@@ -21,7 +21,7 @@ from callboard.scheduling import Scheduler
 from callboard.scheduling.statistics import SchedulerStatistics
 from callboard.shm_queue import Phase
 from callboard.shm_queue.progress import LINE_WORDS, ProgressLine
-from callboard.tests.actors.delivery_world import CallBoard, ResultBoard
+from callboard.tests.actors.delivery_worker import CallBoard, ResultBoard
 from callboard.tests.scheduling.fake_worker import FakeWorker, make_admit, make_limits, truth
 
 

@@ -33,7 +33,7 @@ from callboard.mailbox.messages.requests import (
 )
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.shm_queue.progress import LINE_WORDS, ProgressLine, mark_of
-from callboard.tests.actors.delivery_world import Threads, make_tokenizer
+from callboard.tests.actors.delivery_parts import Threads, make_tokenizer
 from callboard.text import ChatTemplate
 
 LENGTH = Finish("length", Usage(2, 9, 0))
