@@ -82,8 +82,9 @@ class AsyncClient:
         n = fields.get("n")
         num_choices = n if isinstance(n, int) else 1
         is_answered = False
+        session = self._open_session()
         try:
-            async with self._open_session().post(
+            async with session.post(
                 self._base_url + path,
                 data=msgspec.json.encode(body),
                 headers={**self._headers, "Content-Type": "application/json"},
@@ -91,6 +92,8 @@ class AsyncClient:
                 is_answered = True
                 self._streaming.add(response)
                 try:
+                    if self._session is not session:  # closed while the head of the answer was on its way to here
+                        raise aiohttp.ClientConnectionError("the client was closed")
                     if response.status != 200:
                         raise error_from_answer(response.status, response.headers, await response.read())
                     async for delta in deltas_of(response.content, num_choices):

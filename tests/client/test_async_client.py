@@ -7,6 +7,7 @@ import gc
 import socket
 from contextlib import aclosing
 
+import aiohttp
 import pytest
 from aiohttp import web
 from fake_frontend import MODEL, delta, finish
@@ -198,6 +199,22 @@ async def test_closing_the_client_ends_a_task_that_waits_for_an_answer(serve, fr
     await client.close()
     with pytest.raises(Unavailable):
         await first
+    await frontend.streams[0].closed.wait()
+
+
+async def test_closing_the_client_between_the_head_of_an_answer_and_its_reader(serve, frontend, monkeypatch):
+    frontend.script = lambda stream: stream.push(delta("a", [1]))
+    client = AsyncClient(await serve())
+    start = aiohttp.ClientResponse.start
+
+    async def start_and_close(self, connection):
+        response = await start(self, connection)
+        await client.close()
+        return response
+
+    monkeypatch.setattr(aiohttp.ClientResponse, "start", start_and_close)
+    with pytest.raises(EngineFailure, match="the client was closed"):
+        await anext(client.complete("x"))
     await frontend.streams[0].closed.wait()
 
 
