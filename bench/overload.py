@@ -28,7 +28,7 @@ import uvloop
 
 from .machine import describe_machine
 from .open_loop import LoadGenerator, Outcome, completion_requests, poisson_arrivals
-from .random_model import NUM_TOKENS, write_random_model
+from .random_model import NUM_BYTE_TOKENS, write_random_model
 from .server_process import ServerProcess
 
 
@@ -40,7 +40,7 @@ class Workload(msgspec.Struct, frozen=True):
     input_len: int = 32
     output_len: int = 32
     is_mixed: bool = False
-    vocab_size: int = NUM_TOKENS
+    vocab_size: int = NUM_BYTE_TOKENS
     seconds: float = 60.0
     base_load: float = 0.9
     overload: float = 4.0
@@ -110,6 +110,11 @@ def percentile(values: Sequence[float], q: float) -> float:
     if not values:
         return math.nan
     return sorted(values)[max(0, math.ceil(q / 100 * len(values)) - 1)]
+
+
+def write_model(folder: Path) -> None:
+    """Large enough that the worker, and not the server, is what limits the throughput."""
+    write_random_model(folder, hidden_size=512, num_layers=6, num_heads=8, num_kv_heads=8, intermediate_size=1536)
 
 
 def measure(model: str, workload: Workload) -> OverloadReport:
@@ -195,7 +200,7 @@ def main() -> None:
     print(workload, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         if args.model is None:
-            write_random_model(Path(folder))
+            write_model(Path(folder))
         print(measure(args.model or folder, workload).text())
 
 

@@ -32,9 +32,9 @@ from .machine import describe_machine
 from .null_answers import NullDevice
 from .overlap import read_counter
 from .process_samples import ProcessSample, growth_bytes_per_s, sample_process
+from .random_model import write_random_model
 from .server_process import ServerProcess
 from .soak_requests import Expected, SoakRequest, fault_of, make_request
-from .tiny_model import make_tiny_model
 
 MAX_GROWTH_BYTES_PER_HOUR = 1_000_000
 MAX_MODEL_LEN = 4096
@@ -216,7 +216,7 @@ def run_soak(
 ) -> SoakReport:
     """Start an engine (control and a null worker), put the requests through, stop it. settings: `section.key=value`."""
     with tempfile.TemporaryDirectory() as folder:
-        make_tiny_model(Path(folder), MAX_MODEL_LEN)
+        write_random_model(Path(folder), max_model_len=MAX_MODEL_LEN, merges_letters=True)
         tokenizer = load_tokenizer(resolve_checkpoint(folder))
         device = NullDevice(range(1, tokenizer.vocab_size), 0)
         options = ["process.worker.device=null", f"kv_cache.num_blocks={NUM_BLOCKS}", *settings]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from callboard.bench.random_model import write_random_model
 from callboard.checkpoints import resolve_checkpoint
 
 
@@ -18,35 +19,7 @@ def smollm2_gguf() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama of 2 layers with a byte-level tokenizer, as transformers saves it: starts in a moment."""
-    import tokenizers
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    """A random Llama of 2 layers with a byte-level tokenizer: starts in a moment."""
     folder = tmp_path_factory.mktemp("tiny_llama")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate(["<eos>", *alphabet])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<eos>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>", '
-        '"chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\\n{% endfor %}"}'
-    )
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=0,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    write_random_model(folder)
     return folder

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from callboard.bench.machine import describe_machine
-from callboard.bench.overload import Workload, measure
-from callboard.bench.random_model import write_random_model
+from callboard.bench.overload import Workload, measure, write_model
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
 
 
 def test_four_times_the_capacity_for_a_minute(tmp_path: Path) -> None:
-    write_random_model(tmp_path)
+    write_model(tmp_path)
     report = measure(str(tmp_path), Workload(seconds=60))
     print(f"\n{describe_machine()}\n{report.text()}")
     for result in (report.base, report.overload):

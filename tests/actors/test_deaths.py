@@ -28,10 +28,9 @@ PROCESSES = ("frontend", "tokenizer", "scheduler", "worker")
 
 def apart(folder: Path, *more: str) -> Launch:
     """Every actor in a process of its own; no restart is one too many."""
-    settings = ["process.worker.device=null", *SETTINGS]
     unlimited = [f"process.{name}.restart.{field}" for name in PROCESSES for field in ("max=1000", "backoff_s=0")]
     return prepare_launch(
-        load_topology(EXAMPLES / "all_apart.toml", [*settings, *unlimited, *more], source=str(folder))
+        load_topology(EXAMPLES / "all_apart.toml", [*SETTINGS, *unlimited, *more], source=str(folder))
     )
 
 

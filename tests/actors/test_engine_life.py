@@ -26,7 +26,7 @@ SETTINGS = (
     "server.port=0",
     "model.dtype=float32",
     "model.max_model_len=512",
-    "process.worker.threads=1",
+    "process.worker.device=null",
     "process.worker.restart.max=100",
     "kv_cache.num_blocks=64",
 )

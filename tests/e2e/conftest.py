@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from callboard.bench.overlap import read_counter
-from callboard.bench.tiny_model import make_tiny_model
+from callboard.bench.random_model import write_random_model
 from callboard.tests.e2e.null_engine import Oracle
 
 GAUGES = ("callboard:num_requests_running", "callboard:num_requests_waiting", "callboard:kv_cache_usage_perc")
@@ -90,7 +90,7 @@ def wait_idle() -> Callable[[str], None]:
 def null_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a model for the null device: any tokenizer and any length will do."""
     folder = tmp_path_factory.mktemp("null_model")
-    make_tiny_model(folder, 32_768)
+    write_random_model(folder, max_model_len=32_768, merges_letters=True)
     return folder
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.bench.tiny_model import make_tiny_model
+from callboard.bench.random_model import write_random_model
 from callboard.cli.main import main
 
 MAX_LEN = 4096
@@ -25,7 +25,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("model", "empty", "mixtral"):
         (tmp_path / name).mkdir()
-    make_tiny_model(tmp_path / "model", MAX_LEN)
+    write_random_model(
+        tmp_path / "model",
+        hidden_size=32,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        intermediate_size=32,
+        max_model_len=MAX_LEN,
+        merges_letters=True,
+    )
     (tmp_path / "wrong.gguf").write_bytes(b"PK\x03\x04" * 10)
     (tmp_path / "mixtral" / "config.json").write_text(json.dumps({"architectures": ["MixtralForCausalLM"]}))
     (tmp_path / "mixtral" / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")

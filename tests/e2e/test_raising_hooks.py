@@ -71,7 +71,10 @@ def same(answer: Any, other: Any, is_greedy: bool) -> bool:
 
 def test_one_of_64_raises_in_each_place_in_turn(tiny_llama_dir: Path) -> None:
     async def main() -> int:
-        supervisor = Supervisor(launch(tiny_llama_dir, "kv_cache.num_blocks=512"), CHILD)
+        supervisor = Supervisor(
+            launch(tiny_llama_dir, "kv_cache.num_blocks=512", "process.worker.device=cpu", "process.worker.threads=1"),
+            CHILD,
+        )
         await supervisor.start()
         waiting = asyncio.ensure_future(supervisor.wait())
         try:
