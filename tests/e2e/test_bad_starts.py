@@ -234,7 +234,7 @@ def test_a_host_that_does_not_resolve(tmp_path: Path, smollm2_gguf: Path, host: 
             "[model]\nsource = 'm'\n[scheduler]\nmax_num_seqs = 'x'\n",
             ['max_num_seqs = "x"', "an integer of at least 1"],
         ),
-        ("[model]\nsource = 'm'\n" + "".join(f"[s{i}]\n" for i in range(99)), ["99 faults", "... and 94 more"]),
+        ("[model]\nsource = 'm'\n" + "".join(f"[s{i}]\n" for i in range(99)), ["99 problems", "... and 94 more"]),
         ("[model]\nsource = 'm'\n[speculative]\nmethod = 'ngram'\n", ["[speculative]", "not supported yet"]),
         (
             "[model]\nsource = 'm'\n[[process]]\nname = 'a'\n"

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from callboard.actors import worker  # noqa: F401 - a worker's process has imported it
 from callboard.actors.launch import Launch, prepare_launch
-from callboard.execution import ModelRunner
+from callboard.execution.runner import ModelRunner
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.messages.steps import NewRow, StepPlan
 from callboard.models import load_model
