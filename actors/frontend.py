@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import assert_never
 
-from ..errors import EngineFailure, Overloaded, RequestError, Unavailable
+from ..errors import EngineFailure, Overloaded, RequestAtFault, RequestError, Unavailable
 from ..mailbox import Inbox
 from ..mailbox.messages.requests import (
     Abort,
@@ -223,7 +223,7 @@ class Frontend:
         elif stream.num_suspicions == MAX_SUSPICIONS:
             sentence = f"the engine died {MAX_SUSPICIONS} times under this request and made no token of it between"
             self._abort(stream, sentence)
-            self._fail(stream, EngineFailure(sentence))
+            self._fail(stream, RequestAtFault(sentence))
         else:
             tokenizer = self._next_tokenizer(stream)
             self._tokenizers[tokenizer].post(stream.resume(tokenizer))
