@@ -7,7 +7,8 @@ CallboardError
 │   ├── UnknownModel      404
 │   ├── Overloaded        429 with Retry-After: no room, told at once
 │   ├── Unavailable       503: the engine drains or has failed
-│   └── EngineFailure     500: the engine could not finish an accepted request
+│   ├── EngineFailure     500: the engine could not finish an accepted request
+│   └── RequestAtFault    500: nor would it the next time
 ├── ActorFault            the actor dies and the supervisor acts
 │   ├── PeerDied          (rank, pid, status)
 │   ├── SlowPeer          (rank, behind, seconds, phase)
@@ -99,6 +100,11 @@ class Unavailable(RequestError):
 
 class EngineFailure(RequestError):
     """500: the engine could not finish an accepted request."""
+
+
+class RequestAtFault(EngineFailure):
+    """500: the engine failed at this very request. Sent once more it would again, and some fail by killing a worker:
+    clients that repeat what got a 500, as the OpenAI client does by default, are told not to."""
 
 
 class ActorFault(CallboardError):

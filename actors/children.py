@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
+from ..errors import WouldBlock
 from ..mailbox.messages.control import ChildToSupervisor, Failed, SupervisorToChild
 from .control import ControlSocket, control_pair
 
@@ -43,6 +44,14 @@ class Child:
         """Called when the pidfd says that the process has ended."""
         self.status = self._process.wait()
         self._exited.set()
+
+    def send(self, message: SupervisorToChild, fds: Sequence[int] = ()) -> None:
+        """Send a control message. A child that has left hundreds of them unread is killed: it will not come to."""
+        try:
+            self.control.send(message, fds)
+        except WouldBlock as error:
+            self.kill_reason = self.kill_reason or str(error)
+            self.kill()
 
     def kill(self) -> None:
         if self.status is None:
@@ -97,9 +106,18 @@ def spawn(name: str, incarnation: int, command: Sequence[str]) -> Child:
             env=_environment(),
             stdout=2,  # standard output is the supervisor's: it carries the ready line alone
         )
+    except BaseException:
+        ours.close()
+        raise
     finally:
         theirs.close()
-    return Child(name, incarnation, process, ControlSocket(ours, ChildToSupervisor))
+    try:
+        return Child(name, incarnation, process, ControlSocket(ours, ChildToSupervisor))
+    except BaseException:  # no descriptor was left for its pidfd
+        process.kill()
+        process.wait()
+        ours.close()
+        raise
 
 
 def _environment() -> dict[str, str]:

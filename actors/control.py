@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ class ControlSocket(Generic[Sent, Received]):
     def send(self, message: Sent, fds: Sequence[int] = ()) -> None:
         """Send at once. A peer that has ended is no error here: its death is seen through its pidfd.
 
-        After `close` nothing is sent.
+        After `close` nothing is sent. Raises WouldBlock if the peer has left hundreds of messages unread.
         """
         if self._socket.fileno() < 0:
             return
@@ -47,6 +48,10 @@ class ControlSocket(Generic[Sent, Received]):
             self._socket.sendmsg([data], rights)
         except (BrokenPipeError, ConnectionResetError):
             return
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS):
+                raise
+            raise WouldBlock(f"the peer does not read its control socket: {error.strerror}") from None
 
     async def receive(self) -> tuple[Received, list[int]]:
         """The next message and its descriptors, which the caller owns now.

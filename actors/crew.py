@@ -83,7 +83,7 @@ class Crew:
         child = spawn(name, self._incarnations[name], self._command)
         self.children[name] = child
         asyncio.get_running_loop().add_reader(child.pidfd, self._on_exit, child)
-        child.control.send(
+        child.send(
             Start(
                 process=name,
                 incarnation=child.incarnation,
@@ -108,7 +108,7 @@ class Crew:
         is_worker_up = worker.is_ready and worker.status is None  # one that died stands here until its successor starts
         if scheduler.is_ready and is_worker_up and scheduler.epoch != self._boards.epoch:
             scheduler.epoch = self._boards.epoch
-            scheduler.control.send(*self._boards.attach_message())
+            scheduler.send(*self._boards.attach_message())
 
     # Deaths
 
@@ -141,7 +141,7 @@ class Crew:
             if links or (self.holds(dead.name, "worker") and child.name == self._scheduler_process):
                 fds = self._wiring.listeners_of(child.name, links)
                 gone = Gone(dead.name, dead.incarnation, actors, links, tuple(fds))
-                child.control.send(gone, list(fds.values()))
+                child.send(gone, list(fds.values()))
                 parting.add(child.name)
         return parting
 
@@ -155,7 +155,7 @@ class Crew:
         self._boards.renew()
         worker = self.children[self._worker_process]
         if lost_scheduler and worker.status is None:
-            worker.control.send(*self._boards.attach_message())
+            worker.send(*self._boards.attach_message())
 
     def find_hung(self) -> list[tuple[Child, str]]:
         """Processes that live and do not move, with the reason; to be asked every `watch_interval_s`."""
@@ -181,7 +181,7 @@ class Crew:
 
     def send_all(self, message: SupervisorToChild) -> None:
         for child in self.children.values():
-            child.control.send(message)
+            child.send(message)
 
     def phases_of(self, process: str) -> str:
         """What its actors said last that they were doing: `loading`."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import assert_never
 
-from ..errors import EngineFailure, Overloaded, RequestError, Unavailable
+from ..errors import EngineFailure, InvalidRequest, Overloaded, RequestAtFault, RequestError, Unavailable
 from ..mailbox import Inbox
 from ..mailbox.messages.requests import (
     Abort,
@@ -116,6 +116,12 @@ class Frontend:
     def _check_room(self, num_choices: int) -> None:
         """Spares a request the way to a scheduler whose queue is full. The page may be a step old: the scheduler has
         the last word."""
+        if num_choices > self._max_live_requests:
+            raise InvalidRequest(
+                f"n is {num_choices:,}, and this engine holds {self._max_live_requests:,} answers at once "
+                f"(max_queued_requests + max_num_seqs); ask for fewer",
+                param="n",
+            )
         if len(self._live) >= self._max_live_requests:
             live = (
                 f"this frontend holds {len(self._live):,} requests, as many as may (max_queued_requests + max_num_seqs)"
@@ -223,7 +229,7 @@ class Frontend:
         elif stream.num_suspicions == MAX_SUSPICIONS:
             sentence = f"the engine died {MAX_SUSPICIONS} times under this request and made no token of it between"
             self._abort(stream, sentence)
-            self._fail(stream, EngineFailure(sentence))
+            self._fail(stream, RequestAtFault(sentence))
         else:
             tokenizer = self._next_tokenizer(stream)
             self._tokenizers[tokenizer].post(stream.resume(tokenizer))

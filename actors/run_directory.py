@@ -27,12 +27,17 @@ class RunDirectory:
     def __init__(self, folder: Path | None = None) -> None:
         """First removes what dead engines of this user have left. Raises ConfigError if none can be made."""
         folder = folder or Path(tempfile.gettempdir())
+        self._lock_fd = -1
         remove_dead_run_directories(folder)
         try:
-            new = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=folder))  # mode 0700 whatever the umask
-            self._lock_fd = _open_directory(new)
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.path = new.rename(folder / f"{_PREFIX}{secrets.token_hex(4)}")
+            self.path = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=folder))  # mode 0700 whatever the umask
+            try:
+                self._lock_fd = _open_directory(self.path)
+                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.path = self.path.rename(folder / f"{_PREFIX}{secrets.token_hex(4)}")
+            except OSError:
+                self.close()
+                raise
         except OSError as error:
             raise ConfigError(
                 f"cannot make a directory for sockets in {folder}: {error.strerror}",
@@ -41,8 +46,8 @@ class RunDirectory:
 
     def close(self) -> None:
         """Remove the directory with what is in it; a second call does nothing."""
+        shutil.rmtree(self.path, ignore_errors=True)
         if self._lock_fd >= 0:
-            shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock_fd)
             self._lock_fd = -1
 

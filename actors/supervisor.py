@@ -39,6 +39,8 @@ from .restarts import Restarts
 
 _STOP_TIMEOUT_S = 5.0
 """A child that was told to stop gets so long before it is killed."""
+_HURRIED_STOP_TIMEOUT_S = 0.5
+"""After a second request to stop."""
 _DRAIN_GRACE_S = 10.0
 """Beyond the drain's own time a process gets so long to say that it has drained: for aborts and for closing streams."""
 
@@ -158,7 +160,7 @@ class Supervisor:
                 if self._is_serving:
                     self._crew.attach_scheduler()
                 if self._is_draining and self._crew.holds(child.name, "frontend"):
-                    child.control.send(Drain(0.0))
+                    child.send(Drain(0.0))
             case Parted():
                 self._settle(self._barriers.parted(message.process, message.gone, message.incarnation))
             case Failed():
@@ -242,7 +244,7 @@ class Supervisor:
         """All neighbours have parted from a dead incarnation: the frontends resume."""
         if settled is not None:
             for child in self._crew.living("frontend"):
-                child.control.send(settled)
+                child.send(settled)
 
     def _fail(self, reason: str) -> None:
         """The engine cannot go on: live streams end with an error event, then everything stops with status 1."""
@@ -298,14 +300,14 @@ class Supervisor:
                 continue
         self._is_ending = True
         for child in reversed(list(self._crew.children.values())):
-            child.control.send(Shutdown())
-            await child.wait_exit(_STOP_TIMEOUT_S)
+            child.send(Shutdown())
+            await child.wait_exit(_STOP_TIMEOUT_S if self._stop_requests < 2 else _HURRIED_STOP_TIMEOUT_S)
         log_event("engine.stopped", status=self._status)
         self._outcome.set_result(self._status)
 
     def _send_drain(self, timeout_s: float) -> None:
         for child in self._crew.living("frontend"):
-            child.control.send(Drain(timeout_s))
+            child.send(Drain(timeout_s))
 
     async def _close(self) -> None:
         self._is_ending = True

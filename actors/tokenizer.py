@@ -107,10 +107,11 @@ class TokenizerActor:
 
     def _encode_soon(self, resume: Resume) -> None:
         generate = resume.generate
-        is_full = self._num_encodings >= self._max_encodings and generate.attempt == 1  # what was taken is not refused
+        num_waiting = self._num_encodings + self._schedulers[generate.scheduler].num_kept
+        is_full = num_waiting >= self._max_encodings and generate.attempt == 1  # what was taken is not refused
         self._encoding[generate.request_id] = resume
         if is_full:
-            limit = f"{self._max_encodings:,} prompts wait to be encoded, as many as may (max_queued_requests)"
+            limit = f"{num_waiting:,} prompts wait to be encoded or admitted, as many as may (max_queued_requests)"
             self._refuse(resume, Overloaded(f"{limit}; try again later"))
         elif not all(generate.sampling.stop):
             self._refuse(resume, InvalidRequest("stop must not hold an empty string", param="stop"))

@@ -52,7 +52,8 @@ class Wiring:
         """A process died: new sockets for every link with an end in it. Raises StartFailed."""
         for link in self.links_of(process):
             pair = (link.sender, link.receiver)
-            self._listeners.pop(pair).close()
+            if pair in self._listeners:  # it is not, if an earlier renewal failed to bind
+                self._listeners.pop(pair).close()
             Path(link.path).unlink(missing_ok=True)
             self._bind_link(pair)
 

@@ -12,7 +12,7 @@ from enum import Enum, auto
 import msgspec
 
 from ..actors.frontend_api import Delta
-from ..errors import EngineFailure, RequestError
+from ..errors import EngineFailure, RequestAtFault, RequestError
 from ..mailbox.messages.requests import Finish
 from .answer_format import AnswerFormat
 from .answer_objects import Answer
@@ -84,10 +84,10 @@ class ChunkSequence:
         return _event(error_body(error)) + DONE
 
 
-def finish_error(delta: Delta) -> EngineFailure:
+def finish_error(delta: Delta) -> RequestAtFault:
     """The error that a delta with the finish reason `error` stands for."""
     assert delta.finish is not None
-    return EngineFailure(delta.finish.message or "the engine could not finish the request")
+    return RequestAtFault(delta.finish.message or "the engine could not finish the request")
 
 
 def _event(payload: Answer | ErrorBody) -> bytes:

@@ -14,6 +14,8 @@ from .problem import Path, Problem, process_label
 from .schema import Topology
 
 MAX_SHOWN_CHARACTERS = 60
+MAX_NUMBER = 2**53
+"""No quantity is larger, and messages, timers and sockets take all up to here in bytes and in nanoseconds."""
 
 _UNKNOWN = "unknown"
 
@@ -116,12 +118,16 @@ def _check_field(value: object, field: msgspec.structs.FieldInfo, path: Path, pr
         for index, item in enumerate(value):
             _check_struct(item, list_section, (*path, process_label(item, index)), problems)
         return True
+    allowed = allowed_values(field.type)
     try:
         if isinstance(value, float) and not math.isfinite(value):
             raise msgspec.ValidationError("not finite")
         msgspec.convert(value, field.type)
+        if isinstance(value, int | float) and value > MAX_NUMBER:
+            allowed = f"a number of at most {MAX_NUMBER:,}"
+            raise msgspec.ValidationError("too large")
         return True
     except msgspec.ValidationError:
         got = f"{path[-1]} = {show_value(value)}"
-        problems.append(Problem(path, got, allowed_values(field.type), value_advice(value, field)))
+        problems.append(Problem(path, got, allowed, value_advice(value, field)))
         return False

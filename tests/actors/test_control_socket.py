@@ -62,6 +62,17 @@ async def test_closing_ends_a_task_that_waits_and_later_messages_are_dropped() -
     child.close()
 
 
+async def test_a_peer_that_reads_nothing_is_no_wait_without_end() -> None:
+    supervisor, child = sockets()
+    with pytest.raises(WouldBlock, match="does not read its control socket"):
+        for _ in range(100_000):
+            supervisor.send(Ending("x" * 1000))
+    message, _ = await child.receive()
+    assert message == Ending("x" * 1000)
+    supervisor.close()
+    child.close()
+
+
 async def test_a_message_over_the_limit_is_named() -> None:
     supervisor, child = sockets()
     with pytest.raises(MessageTooLarge, match="Ending has"):

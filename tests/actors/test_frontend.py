@@ -14,7 +14,15 @@ from callboard.actors.frontend import Frontend
 from callboard.actors.frontend_api import Delta, Health
 from callboard.actors.sender import Sender
 from callboard.actors.stream import Stream
-from callboard.errors import EngineFailure, Overloaded, ProtocolViolation, RequestError, Unavailable
+from callboard.errors import (
+    EngineFailure,
+    InvalidRequest,
+    Overloaded,
+    ProtocolViolation,
+    RequestAtFault,
+    RequestError,
+    Unavailable,
+)
 from callboard.mailbox import Inbox, LocalOutbox
 from callboard.mailbox.messages.requests import (
     Abort,
@@ -231,6 +239,11 @@ async def test_a_frontend_holds_so_many_requests_and_no_more() -> None:
     assert caught.value.code == "queue_full"
 
 
+async def test_more_choices_than_ever_fit_are_a_400() -> None:
+    with pytest.raises(InvalidRequest, match=r"n is 1,001, and this engine holds 1,000 answers at once"):
+        Rig().submit("r", num_choices=1001)
+
+
 async def test_a_drain_waits_for_the_live_and_refuses_the_new() -> None:
     rig = Rig()
     stream = rig.submit()
@@ -421,7 +434,7 @@ async def test_the_third_resume_without_a_token_ends_the_request() -> None:
     abort, resume = rig.sent()
     assert isinstance(abort, Abort) and (abort.request_id, abort.attempt) == ("r", 3)
     assert (resume.generate.request_id, resume.generate.attempt) == ("other", 4)
-    with pytest.raises(EngineFailure, match="died 3 times under this request"):
+    with pytest.raises(RequestAtFault, match="died 3 times under this request"):
         await anext(stream)
     stream.close()
     assert rig.sent() == [] and rig.frontend.num_live_requests() == 1
@@ -446,7 +459,7 @@ async def test_a_tokenizers_death_counts_for_the_request_that_it_had_in_hand() -
     rig.die("tokenizer.0", suspects=[mark_of("r")])
     abort, resume = rig.sent()
     assert (abort.request_id, resume.generate.request_id, resume.generate.attempt) == ("r", "other", 5)
-    with pytest.raises(EngineFailure, match="died 3 times"):
+    with pytest.raises(RequestAtFault, match="died 3 times"):
         await anext(stream)
     other.close()
 

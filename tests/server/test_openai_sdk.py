@@ -77,6 +77,16 @@ async def test_an_error_event_raises(sdk, frontend):
         [chunk async for chunk in stream]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_client_does_not_repeat_what_the_engine_failed_at(serve, frontend, stream):
+    """By default it repeats what got a 500 twice: a request that kills workers would use up their restarts."""
+    frontend.script = lambda stream: stream.push(delta(end=finish("error", message="worker died")))
+    async with openai.AsyncOpenAI(base_url=await serve() + "/v1", api_key="none") as client:
+        with pytest.raises(openai.InternalServerError, match="worker died"):
+            await client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=stream)
+    assert len(frontend.streams) == 1
+
+
 async def test_closing_a_stream_early_aborts(sdk, frontend):
     frontend.script = lambda stream: stream.push(delta("a", [1]))
     async with await sdk.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True) as stream:

@@ -154,8 +154,8 @@ async def test_models(serve, http):
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_startup_says_what_each_actor_does_and_how_long_its_start_took(http, url) -> None:
-    status, answer = await get(http, url + "/startup")
+async def test_startup_says_what_each_actor_does_and_how_long_its_start_took(serve, http):
+    status, answer = await get(http, await serve() + "/startup")
     assert status == 200
     assert answer["actors"] == [
         {"actor": "scheduler", "phase": "serving", "seconds": {"starting": 0.5}},

@@ -113,6 +113,11 @@ KINDS = {
         ("max_num_seqs = 8", "watermark = 0.6◀", ["[scheduler]", "watermark = 0.6", "below 0.5"]),
         ("port = 0", "port = 70000◀", ["[server]", "port = 70000", "at most 65,535"]),
     ],
+    "number larger than any quantity": [
+        ("max = 1", "max = 99999999999999999999◀", ["= 99999999999999999999", "at most 9,007,199,254,740,992"]),
+        ("port = 0", "max_request_bytes = 9000000000000000000◀", ["max_request_bytes = 9", "at most 9,007,199,254"]),
+        ("[server]", "[supervision]\nresume_grace_s = 1e300◀\n[server]", ["resume_grace_s = 1e+300", "at most 9,007"]),
+    ],
     "not a finite number": [
         ("max_num_seqs = 8", "watermark = nan◀", ["watermark = nan", "a number"]),
         ("within_s = 5", "within_s = inf◀", ["within_s = inf", "a number above 0"]),
