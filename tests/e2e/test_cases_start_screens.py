@@ -108,7 +108,7 @@ def screen_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
         (
             ["model", "--set", "model.load=gguf"],
             "configuration",
-            '[model] load = "gguf", but {here}/model is loaded as safetensors',
+            '[model]: load = "gguf", but {here}/model is loaded as safetensors',
             "leave load out, or name a model of that format (of a directory with both: the .gguf file)",
         ),
     ],
