@@ -28,7 +28,7 @@ def _null_runner(start: Start) -> NullRunner:
     from ..execution.null_runner import NullRunner
     from ..text import load_tokenizer
 
-    tokenizer = load_tokenizer(start.checkpoint)
+    tokenizer = load_tokenizer(start.checkpoint, has_chat_template=False)
     shape = start.shape
     ids = range(min(shape.vocab_size, tokenizer.vocab_size))
     visible_ids = [i for i in ids if not tokenizer.is_special(i) and tokenizer.token_bytes(i)]

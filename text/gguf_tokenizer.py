@@ -34,7 +34,7 @@ _TEMPLATE_NAMES = {"unknown": "unk_token", "padding": "pad_token", "separator": 
 
 
 def load_gguf_tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> Tokenizer:
-    """The tokenizer of a GGUF checkpoint; `chat_template` replaces the file's own. Errors as in `load_tokenizer`."""
+    """The tokenizer of a GGUF checkpoint; `chat_template` replaces the file's own, an empty one is none. Errors as in `load_tokenizer`."""
     file = read_gguf(checkpoint.path)
     tokens = file.texts("tokenizer.ggml.tokens")
     if not tokens:
@@ -42,7 +42,7 @@ def load_gguf_tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> To
     special = read_special_ids(checkpoint)
     source = file.text("tokenizer.chat_template") if chat_template is None else chat_template
     template = None
-    if source is not None:
+    if source:
         where = f"the chat template of {file.path}" if chat_template is None else "the given chat template"
         template = ChatTemplate(source, _named_tokens(file, tokens), where=where)
     return Tokenizer(

@@ -48,7 +48,7 @@ _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_
 
 
 def load_hf_tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> Tokenizer:
-    """The tokenizer in the checkpoint's directory; `chat_template` replaces its own. Errors as in `load_tokenizer`."""
+    """The tokenizer in the checkpoint's directory; `chat_template` replaces its own, an empty one is none. Errors as in `load_tokenizer`."""
     directory = Path(checkpoint.path)
     path = directory / "tokenizer.json"
     if not path.is_file():
@@ -68,7 +68,7 @@ def load_hf_tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> Toke
     ends = special.eos_token_ids if end is None else (*special.eos_token_ids, end)
     template = None
     source = _read_template(directory, config) if chat_template is None else chat_template
-    if source is not None:
+    if source:
         where = f"the chat template of {directory}" if chat_template is None else "the given chat template"
         template = ChatTemplate(source, named, where=where)
     return Tokenizer(

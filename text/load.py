@@ -13,14 +13,21 @@ from .rust_panics import panics_as
 from .tokenizer import Tokenizer
 
 
-def load_tokenizer(checkpoint: Checkpoint, *, chat_template_path: str | None = None) -> Tokenizer:
+def load_tokenizer(
+    checkpoint: Checkpoint, *, chat_template_path: str | None = None, has_chat_template: bool = True
+) -> Tokenizer:
     """The tokenizer that belongs to the checkpoint, with its chat template or the one in the file given.
+
+    Without `has_chat_template` no template is read, and no process started that would render it.
 
     Raises UnsupportedModel (a kind of tokenizer that is not supported, by name), CorruptCheckpoint (a malformed file),
     ConfigError (a chat template with a syntax error, or a file that cannot be read).
     """
-    shared.start()  # it gets ready while the vocabulary is read
-    template = None if chat_template_path is None else _read(chat_template_path)
+    if has_chat_template:
+        shared.start()  # it gets ready while the vocabulary is read
+        template = None if chat_template_path is None else _read(chat_template_path)
+    else:
+        template = ""
     with panics_as(lambda sentence: CorruptCheckpoint(f"{checkpoint.path}: {sentence}")):
         if checkpoint.format == "gguf":
             return load_gguf_tokenizer(checkpoint, template)

@@ -13,7 +13,7 @@ import select
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -191,19 +191,22 @@ def held(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-async def hold_successor(server: ServerProcess, process: str) -> int:
-    """Kill a process and stop its successor while that starts; returns the pid of the stopped one."""
+@contextlib.asynccontextmanager
+async def successor_held(server: ServerProcess, process: str) -> AsyncIterator[int]:
+    """Kill a process; its successor, whose pid it is, stands still in its start inside the block."""
     while True:
         known = set(server.children())
         os.kill(server.pid_of(process), signal.SIGKILL)
         while not (new := set(server.children()) - known):
             await asyncio.sleep(0)
         (pid,) = new
-        os.kill(pid, signal.SIGSTOP)
-        status, _ = await asyncio.to_thread(get, f"{server.url}/ready")
-        if status == 503:
-            return pid
-        os.kill(pid, signal.SIGCONT)  # it had started before it was stopped: once more
+        with held(pid):
+            status, _ = await asyncio.to_thread(get, f"{server.url}/ready")
+            if status == 503:
+                yield pid
+                return
+        while server.pid_of(process) != pid:  # it had started before it was stopped: once more
+            await asyncio.sleep(0.01)  # between two looks at the log
 
 
 # What is left

@@ -23,9 +23,9 @@ from callboard.tests.e2e.null_engine import (
     Remains,
     clients,
     get,
-    hold_successor,
     null_server,
     run_directories,
+    successor_held,
     until_idle,
     until_live,
 )
@@ -33,6 +33,7 @@ from callboard.tests.e2e.null_engine import (
 pytestmark = pytest.mark.slow
 
 NUM_TOKENS = 600
+REASONS = {"worker": "scheduler is waiting for a worker"}
 CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
 
 
@@ -75,14 +76,15 @@ def test_while_a_process_is_away_streams_wait_and_new_requests_queue(
             await answers[0].begun.wait()
             await answers[1].begun.wait()
             others = set(server.children()) - {server.pid_of(process)}
-            held = await hold_successor(server, process)
-            assert get(f"{server.url}/health") == (200, {"status": "live", "reason": ""})
-            assert get(f"{server.url}/ready") == (503, {"status": "not ready", "reason": f"{process} is starting"})
-            bodies += [oracle.body(4, 20, stream=True), oracle.body(5, 20, n=2)]
-            answers += [Answer(server.url, session, body) for body in bodies[4:]]
-            if process == "worker":  # the others are on the way of a request to the queue
-                await until_live(server.url, 1 + 2 + 1 + 2 + 1 + 2)
-            os.kill(held, signal.SIGCONT)
+            async with successor_held(server, process) as held:
+                assert get(f"{server.url}/health") == (200, {"status": "live", "reason": ""})
+                status, ready = get(f"{server.url}/ready")
+                assert (status, ready["status"]) == (503, "not ready")
+                assert ready["reason"] == REASONS.get(process, f"{process} is starting")
+                bodies += [oracle.body(4, 20, stream=True), oracle.body(5, 20, n=2)]
+                answers += [Answer(server.url, session, body) for body in bodies[4:]]
+                if process == "worker":  # the others are on the way of a request to the queue
+                    await until_live(server.url, 1 + 2 + 1 + 2 + 1 + 2)
             await asyncio.gather(*(answer.task for answer in answers))
             for index, (body, answer) in enumerate(zip(bodies, answers, strict=True)):
                 assert answer.texts == oracle.texts(index, body["max_tokens"], body.get("n", 1)), (index, answer.end)
@@ -110,7 +112,10 @@ def test_a_frontends_death_cuts_its_streams_and_the_next_one_answers(server: Ser
     asyncio.run(act())
 
 
-@pytest.mark.parametrize("process", ["worker", "frontend", pytest.param("scheduler", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "process",
+    ["worker", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("frontend", "tokenizer", "scheduler"))],
+)
 def test_an_engine_that_cannot_go_on_says_why_and_exits_with_1(
     null_model: Path, oracle: Oracle, temporary: Path, process: str
 ) -> None:

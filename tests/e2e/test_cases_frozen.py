@@ -21,8 +21,8 @@ from callboard.tests.e2e.null_engine import (
     clients,
     get,
     held,
-    hold_successor,
     null_server,
+    successor_held,
     until_idle,
 )
 
@@ -90,16 +90,16 @@ def test_health_names_what_is_frozen_then_it_is_replaced_and_streams_go_on(
     asyncio.run(act())
 
 
+@pytest.mark.nightly
 def test_a_process_that_declares_a_slow_phase_is_not_hung(server: ServerProcess, oracle: Oracle) -> None:
     """A worker is held in its start; a tokenizer that is frozen after it is found, and the worker is not."""
 
     async def act() -> None:
-        starting = await hold_successor(server, "worker")
-        tokenizer = server.pid_of("tokenizer")
-        os.kill(tokenizer, signal.SIGSTOP)
-        assert "tokenizer's event loop" in await until_hung(server, tokenizer)
-        assert hung(server, starting) is None
-        os.kill(starting, signal.SIGCONT)
+        async with successor_held(server, "worker") as starting:
+            tokenizer = server.pid_of("tokenizer")
+            os.kill(tokenizer, signal.SIGSTOP)
+            assert "tokenizer's event loop" in await until_hung(server, tokenizer)
+            assert hung(server, starting) is None
         async with clients() as session:
             answer = Answer(server.url, session, oracle.body(1, 5))
             await answer.task

@@ -29,8 +29,8 @@ from callboard.tests.e2e.null_engine import (
     descendants,
     get,
     held,
-    hold_successor,
     null_server,
+    successor_held,
     until_idle,
     until_live,
 )
@@ -141,10 +141,9 @@ def test_a_deadline_that_passes_while_a_process_is_away_ends_streams_too(
             requests = [(path, {**body, "max_tokens": 15_000}) for path, body in mixed(oracle, NUM_TOKENS)]
             answers = [Answer(server.url, session, body, path) for path, body in requests]
             await asyncio.gather(*(answers[index].begun.wait() for index in range(0, BODIES, 2)))
-            away = await hold_successor(server, process)
-            server.terminate()
-            await asyncio.gather(*(answer.task for answer in answers))
-            os.kill(away, signal.SIGCONT)
+            async with successor_held(server, process):
+                server.terminate()
+                await asyncio.gather(*(answer.task for answer in answers))
             return answers
 
     with null_server(null_model, "server.drain_timeout_s=1", *UNLIMITED, *PATIENT, topology=ALL_APART) as server:
@@ -236,7 +235,7 @@ def close_at_once(url: str, num_streams: int, num_begun: int) -> None:
 def test_a_client_closed_in_the_middle_of_100_streams_ends_and_so_do_they(null_model: Path, num_rounds: int) -> None:
     with null_server(null_model) as server:
         for _ in range(num_rounds):
-            for num_begun in (0, 1, 150):
+            for num_begun in (0, 1, 150) if num_rounds > 1 else (1,):
                 close_at_once(server.url, 100, num_begun)
                 asyncio.run(until_idle(server.url))
         server.terminate()

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from callboard.checkpoints import Checkpoint
+from callboard.checkpoints import Checkpoint, resolve_checkpoint
 from callboard.errors import CorruptCheckpoint, InvalidRequest, UnsupportedModel
 from callboard.mailbox.messages.requests import ChatMessage
 from callboard.text import Detokenizer, Tokenizer, load_tokenizer
@@ -314,3 +314,16 @@ def test_user_defined_tokens_are_found_in_text_and_shown(write_gguf_tokenizer: W
     assert 1 in loaded.encode("a<|end|>b", False)
     assert not loaded.is_special(1)
     assert loaded.decode([0, 1, 2]) == "<|end|>"
+
+
+def test_without_a_chat_template_nothing_is_started_that_would_render_it(
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the process of templates was asked for")
+
+    for name in ("start", "ask"):
+        monkeypatch.setattr(f"callboard.text.render_process.RenderProcess.{name}", refuse)
+    tokenizer = load_tokenizer(resolve_checkpoint(str(smollm2_gguf)), has_chat_template=False)
+    assert tokenizer.decode(tokenizer.encode("plain text", False)) == "plain text"
+    assert tokenizer.chat_template is None
