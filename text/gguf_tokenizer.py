@@ -34,7 +34,10 @@ _TEMPLATE_NAMES = {"unknown": "unk_token", "padding": "pad_token", "separator": 
 
 
 def load_gguf_tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> Tokenizer:
-    """The tokenizer of a GGUF checkpoint; `chat_template` replaces the file's own, an empty one is none. Errors as in `load_tokenizer`."""
+    """The tokenizer of a GGUF checkpoint; `chat_template` replaces the file's own, an empty one is none.
+
+    Errors as in `load_tokenizer`.
+    """
     file = read_gguf(checkpoint.path)
     tokens = file.texts("tokenizer.ggml.tokens")
     if not tokens:

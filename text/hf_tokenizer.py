@@ -48,7 +48,10 @@ _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_
 
 
 def load_hf_tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> Tokenizer:
-    """The tokenizer in the checkpoint's directory; `chat_template` replaces its own, an empty one is none. Errors as in `load_tokenizer`."""
+    """The tokenizer in the checkpoint's directory; `chat_template` replaces its own, an empty one is none.
+
+    Errors as in `load_tokenizer`.
+    """
     directory = Path(checkpoint.path)
     path = directory / "tokenizer.json"
     if not path.is_file():

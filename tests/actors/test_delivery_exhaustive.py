@@ -142,7 +142,9 @@ def test_every_order_around_one_death_and_an_abort(config: Config, capsys: pytes
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("config", [Config((STOP,), 1, 1), Config((LENGTH, STOP), 1, 0), Config((STOP,), 2, 0)], ids=str)
+@pytest.mark.parametrize(
+    "config", [Config((STOP,), 1, 1), Config((LENGTH, STOP), 1, 0), Config((STOP,), 2, 0)], ids=str
+)
 def test_many_orders_around_deaths(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     run(config, 20_000, capsys)
 
