@@ -87,7 +87,7 @@ def test_a_body_that_is_no_json_object(completions: Callable[..., Any], chat: Ca
 def test_a_body_that_is_too_large(completions: Callable[..., Any]) -> None:
     reply = completions({"prompt": "a" * MAX_BYTES})
     assert (reply.status, reply.error["code"]) == (413, "request_too_large")
-    assert f"{MAX_BYTES}" in reply.error["message"]
+    assert f"{MAX_BYTES:,}" in reply.error["message"]
 
 
 def test_a_body_that_is_not_what_its_encoding_says(completions: Callable[..., Any]) -> None:
