@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import os
 import signal
@@ -47,23 +46,12 @@ class HttpServer(Protocol):
 
 ServeHttp = Callable[[FrontendAPI, ServerSection, socket.socket], Awaitable[HttpServer]]
 
-_PR_SET_PDEATHSIG = 1
 _MAX_CAUSE_CHARS = 4000
 """Of an unforeseen fault: a text of any length must not keep the reason from going out."""
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its supervisor dies; `parent_pid` guards the moment before the call."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent_pid:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def run_child(control_fd: int, parent_pid: int, serve_http: ServeHttp | None) -> int:
+def run_child(control_fd: int, serve_http: ServeHttp | None) -> int:
     """Run this process until it is shut down; returns its exit status. `serve_http`: for a process with a frontend."""
-    die_with_parent(parent_pid)
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or service manager may signal the whole group:
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides, and ends its children itself
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # prompts come one at a time: no pool of threads for them

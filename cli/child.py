@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import socket
 import sys
+from typing import TYPE_CHECKING
 
-from ..actors.child import HttpServer, run_child
-from ..actors.frontend_api import FrontendAPI
-from ..topology.schema import ServerSection
+from ..actors.parent_death import die_with_parent
+
+if TYPE_CHECKING:
+    from ..actors.child import HttpServer
+    from ..actors.frontend_api import FrontendAPI
+    from ..topology.schema import ServerSection
 
 
 async def serve_http(frontend: FrontendAPI, settings: ServerSection, sock: socket.socket) -> HttpServer:
@@ -23,7 +27,10 @@ def main() -> None:
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
     args = parser.parse_args()
-    sys.exit(run_child(args.control_fd, args.parent_pid, serve_http))
+    die_with_parent(args.parent_pid)  # before what takes time to import: its supervisor may be killed meanwhile
+    from ..actors.child import run_child
+
+    sys.exit(run_child(args.control_fd, serve_http))
 
 
 if __name__ == "__main__":

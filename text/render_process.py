@@ -57,7 +57,7 @@ class RenderLimits(msgspec.Struct, frozen=True):
     """Address space of the whole process, interpreter included."""
     output_chars: int = 1 << 25
     """Characters of the text: twice the bytes of the largest request body by default."""
-    silence_s: float = 30.0
+    silence_s: float = 120.0
     """A process that does not run at all (stopped, or the machine starves) is ended after so long."""
 
 
