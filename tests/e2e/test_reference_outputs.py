@@ -56,19 +56,14 @@ def test_all_at_once_cold_then_one_by_one_with_the_prefix_cache_warm(default_ser
 @pytest.mark.parametrize(
     "pairs",
     [
-        ("scheduler.max_num_batched_tokens=64",),
-        ("scheduler.pipeline_depth=1",),
-        ("scheduler.pipeline_depth=3",),
+        ("scheduler.max_num_batched_tokens=64", "scheduler.pipeline_depth=3"),
+        ("scheduler.max_num_batched_tokens=2048", "scheduler.pipeline_depth=1"),
     ],
     ids=lambda pairs: ",".join(pair.split(".")[1] for pair in pairs),
 )
-def test_one_factor(smollm2_gguf: Path, pairs: tuple[str, ...]) -> None:
-    with serve(smollm2_gguf, *pairs) as server:
-        check(server)
-
-
-def test_prefix_cache_off(smollm2_gguf: Path) -> None:
-    with serve(smollm2_gguf, "kv_cache.prefix_caching=false") as server:
+def test_chunks_and_depths(smollm2_gguf: Path, pairs: tuple[str, ...]) -> None:
+    """Two corners; `test_full_product` has them all."""
+    with serve(smollm2_gguf, *pairs, "kv_cache.prefix_caching=false") as server:
         check(server)
         longest = max(REFERENCES, key=lambda reference: len(reference.prompt_ids))
         differences, (again,) = asyncio.run(compare(server.url, [longest]))
@@ -81,9 +76,8 @@ def test_a_pool_so_small_that_requests_are_preempted(smollm2_gguf: Path) -> None
         assert read_counter(server.url, "callboard:num_preemptions_total") > 0
 
 
-@pytest.mark.parametrize("topology", ["one_process.toml", "all_apart.toml"])
-def test_other_topologies(smollm2_gguf: Path, topology: str) -> None:
-    with serve(smollm2_gguf, topology=topology) as server:
+def test_all_actors_apart(smollm2_gguf: Path) -> None:
+    with serve(smollm2_gguf, topology="all_apart.toml") as server:
         check(server)
 
 
