@@ -81,7 +81,10 @@ def _live(state: SchedulerState, requests: Iterable[Request]) -> list[Request]:
 
 
 def _convict(state: SchedulerState, request: Request, message: str) -> None:
+    """End the culprit. Its tokenizer may be dead, or die before it hears of it: a resume is not to try it again."""
     state.outbox.finish(request, Finish(RequestState.ERROR.finish_reason, request.usage(), message=message))
     state.end(request, RequestState.ERROR)
+    state.verdicts.pop(request.key, None)
+    state.verdicts[request.key] = (state.now_ns + round(state.limits.resume_grace_s * 1e9), message)
     state.counters.num_poisoned += 1
     state.trial.close()

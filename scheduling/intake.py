@@ -26,13 +26,14 @@ def take_in(state: SchedulerState, admit: Admit) -> None:
         state.outbox.refuse(admit.tokenizer, refused)
         return
     state.counters.num_resumed += admit.attempt > 1
-    ended = _ended_before(request)
+    _, sentence = state.verdicts.get(request.key, (0, None)) if admit.attempt > 1 else (0, None)
+    ended = _ended_before(request) if sentence is None else RequestState.ERROR
     if ended is None:
         state.enqueue(request)
         return
     request.state = ended
     state.counters.num_finished += 1
-    state.outbox.finish(request, Finish(ended.finish_reason, request.usage()))
+    state.outbox.finish(request, Finish(ended.finish_reason, request.usage(), message=sentence))
 
 
 def stop(state: SchedulerState, event: Stop) -> None:

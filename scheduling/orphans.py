@@ -17,7 +17,9 @@ def lose_tokenizer(state: SchedulerState, tokenizer: str) -> None:
 
 
 def sweep(state: SchedulerState) -> None:
-    """End the orphans whose grace is over: their client is gone, or has ended its stream."""
+    """End the orphans whose grace is over: their client is gone, or has ended its stream. Verdicts last as long."""
+    while state.verdicts and next(iter(state.verdicts.values()))[0] <= state.now_ns:
+        del state.verdicts[next(iter(state.verdicts))]
     while (deadline_ns := next_deadline_ns(state)) is not None and deadline_ns <= state.now_ns:
         request = state.find(*next(iter(state.orphans)))
         assert request is not None, "an orphan is live"

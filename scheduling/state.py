@@ -50,6 +50,8 @@ class SchedulerState:
         """Prompt tokens of the waiting."""
         self.running: dict[int, Request] = {}
         """By run, in the order of admission."""
+        self.verdicts: dict[RequestKey, tuple[int, str]] = {}
+        """Of requests that ended as culprits: until when (by `now_ns`) a resume of it is answered with the sentence."""
         self.orphans: dict[RequestKey, int] = {}
         """Live requests without a tokenizer -> when they are ended (`now_ns`), earliest first."""
         self.trial = Trial()

@@ -9,7 +9,7 @@ import pytest
 from callboard.errors import ProtocolViolation
 from callboard.mailbox.messages.requests import Abort
 from callboard.mailbox.messages.steps import StepOutcome, StepPlan, StepResult
-from callboard.scheduling.events import WorkerAttached, WorkerGone
+from callboard.scheduling.events import TokenizerGone, WorkerAttached, WorkerGone
 from callboard.scheduling.scheduler import Scheduler
 from callboard.scheduling.trial import Trial
 from callboard.tests.scheduling.fake_worker import Engine, ints, make_admit, make_limits, next_token
@@ -296,3 +296,19 @@ def test_what_was_in_flight_behind_a_failed_step_was_not_run_and_is_not_blamed_f
     fill(scheduler, WorkerAttached(2))
     fill(scheduler, WorkerGone())
     assert [request.num_deaths for request in scheduler._state.requests()] == [1, 0], "the first is on trial, alone"
+
+
+def test_a_culprit_that_is_resumed_within_the_grace_is_answered_and_not_tried_again() -> None:
+    """Its tokenizer died with the sentence unread, or before it was sent."""
+    scheduler = Scheduler(make_limits(resume_grace_s=10.0))
+    plan = scheduler.step(1, [WorkerAttached(1), make_admit("r", [1, 2, 3])])
+    assert plan is not None
+    scheduler.step(2, [TokenizerGone("tokenizer"), failed(plan, "planted")])
+    assert scheduler.collect().deltas == {}, "there is nobody to tell"
+    assert scheduler.step(10_000_000_001, [make_admit("r", [1, 2, 3], attempt=2, tokenizer="tokenizer")]) is None
+    (delta,) = scheduler.collect().deltas.values()
+    assert (delta.attempts, delta.finishes[0].reason) == ([2], "error")
+    assert "planted" in str(delta.finishes[0].message)
+    assert scheduler.step(10_000_000_002, [make_admit("r", [1, 2, 3])]) is not None, "a new request of that name"
+    scheduler.step(10_000_000_003, [Abort("r", 1, "test")])
+    assert scheduler.step(20_000_000_000, [make_admit("r", [1, 2, 3], attempt=3)]) is not None, "the grace is over"
