@@ -235,7 +235,7 @@ def run_soak(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--requests", type=int, default=200_000)
     parser.add_argument("--at-once", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=40)
     args = parser.parse_args()

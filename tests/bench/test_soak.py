@@ -27,8 +27,8 @@ def test_a_thousand_requests_get_the_answers_that_they_must_get() -> None:
 
 
 @pytest.mark.nightly
-def test_a_hundred_thousand_requests_leave_no_memory_descriptor_thread_or_block_behind() -> None:
-    report = run_soak(100_000)
+def test_two_hundred_thousand_requests_leave_no_memory_descriptor_thread_or_block_behind() -> None:
+    report = run_soak(200_000)
     print("\n".join(report.lines()))
     assert report.faults == []
     assert report.unsteady() == []
