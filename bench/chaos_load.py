@@ -79,14 +79,14 @@ class Client:
         self._begun_s = time.monotonic()
 
     async def run(self, requests: Sequence[ChaosRequest], hurry_after_s: float = math.inf) -> None:
-        """All of them, those planned behind `hurry_after_s` three times as fast; returns when the last has ended."""
+        """All of them, those planned behind `hurry_after_s` four times as fast; returns when the last has ended."""
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as group:
             self._begun_s = time.monotonic()
             for index, request in enumerate(requests):
                 hurry_s = max(0.0, request.at_s - hurry_after_s)
-                await asyncio.sleep(self._begun_s + request.at_s - hurry_s * 2 / 3 - time.monotonic())
+                await asyncio.sleep(self._begun_s + request.at_s - hurry_s * 3 / 4 - time.monotonic())
                 group.create_task(self._send(session, index, request))
 
     async def _send(self, session: aiohttp.ClientSession, index: int, request: ChaosRequest) -> None:
