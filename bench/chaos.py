@@ -30,8 +30,8 @@ from .server_process import ServerProcess
 PROCESSES = ("frontend_a", "frontend_b", "tokenizer_a", "tokenizer_b", "scheduler", "worker")
 _NEAR_TIE = 0.02
 """Natural log: the two most likely tokens may change places between batches when they are nearer than that."""
-_MAX_HOLD_S = 120.0
-"""A stopped frontend is killed before that, whatever its deadline."""
+_BREAK_S = 2.0
+"""So long after a frontend's end a client may see that its connection has broken."""
 CALM_S = 10.0
 """So much of the undisturbed run keeps the rate, for its latencies; the rest hurries, for its answers alone."""
 
@@ -65,25 +65,35 @@ class Disturber:
         self._draw = random.Random(seed)
         self._kill_every_s, self._stop_every_s = kill_every_s, stop_every_s
         self.frontend_ends_s: list[tuple[float, float]] = []
-        """(signalled, gone at the latest), monotonic: a stopped frontend holds its requests until it is killed."""
+        """(signalled, gone), monotonic: a stopped frontend holds its requests until the engine has killed it."""
         self.counts: dict[str, int] = {}
 
     async def run(self, seconds: float) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._every(self._kill_every_s, seconds, signal.SIGKILL))
-            group.create_task(self._every(self._stop_every_s, seconds, signal.SIGSTOP))
+            group.create_task(self._every(self._kill_every_s, seconds, signal.SIGKILL, group))
+            group.create_task(self._every(self._stop_every_s, seconds, signal.SIGSTOP, group))
 
-    async def _every(self, interval_s: float, seconds: float, number: signal.Signals) -> None:
+    async def _every(self, interval_s: float, seconds: float, number: signal.Signals, group: asyncio.TaskGroup) -> None:
         for _ in range(int(seconds / interval_s)):
             await asyncio.sleep(interval_s)
             process = self._draw.choice(PROCESSES)
             pid = self._server.pid_of(process)
             with contextlib.suppress(ProcessLookupError):  # it is down already, and its successor not ready yet
-                os.kill(pid, number)
+                pidfd = os.pidfd_open(pid)
+                signal.pidfd_send_signal(pidfd, number)
                 self.counts[f"{number.name} {process}"] = self.counts.get(f"{number.name} {process}", 0) + 1
-                if process.startswith("frontend"):
-                    now_s = time.monotonic()
-                    self.frontend_ends_s.append((now_s, now_s if number is signal.SIGKILL else now_s + _MAX_HOLD_S))
+                group.create_task(self._wait_gone(process, pidfd))
+
+    async def _wait_gone(self, process: str, pidfd: int) -> None:
+        signalled_s = time.monotonic()
+        gone = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(pidfd, gone.set)
+        await gone.wait()
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        if process.startswith("frontend"):
+            self.frontend_ends_s.append((signalled_s, time.monotonic()))
 
 
 class ChaosReport(msgspec.Struct):
@@ -166,7 +176,7 @@ def compare(
 
 
 def _held_by_dead(outcome: Outcome, ends_s: Sequence[tuple[float, float]]) -> bool:
-    return any(outcome.sent_s <= last and first <= outcome.ended_s for first, last in ends_s)
+    return any(outcome.sent_s <= gone and first <= outcome.ended_s <= gone + _BREAK_S for first, gone in ends_s)
 
 
 def _verdict(right: Choice, seen: Choice, request: ChaosRequest) -> str:
