@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -44,6 +45,7 @@ class ResultBoard:
         self.silent: deque[bytes] = deque()
         self.results: deque[bytes] = deque()
         self.bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self._close = weakref.finalize(self, os.close, self.bell)  # of a world that ends, no scheduler detaches
         self.is_detached = False
 
     def fileno(self) -> int:
@@ -74,7 +76,7 @@ class ResultBoard:
     def detach(self) -> None:
         if not self.is_detached:
             self.is_detached = True
-            os.close(self.bell)
+            self._close()
 
 
 class Worker(FakeWorker):

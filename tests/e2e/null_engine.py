@@ -224,7 +224,9 @@ class Remains:
     def wait_gone(self) -> None:
         """Until each process has ended (it may be a zombie still); raises AssertionError if any memory is held."""
         for pidfd in self._pidfds:
-            select.select([pidfd], [], [])
+            ended = select.poll()  # select() knows no number above 1,023
+            ended.register(pidfd, select.POLLIN)
+            ended.poll()
             os.close(pidfd)
         holders = {}
         for path in Path("/proc").glob("[0-9]*"):

@@ -16,7 +16,7 @@ from typing import Any
 import hostile_bytes
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from callboard.checkpoints import Checkpoint, gguf_file, read_shape
@@ -132,6 +132,8 @@ def test_a_damaged_gguf_file(files: Files, budget: int) -> None:
 
     @fuzz(120 * budget)
     @given(hostile_bytes.damaged(whole, files.head_bytes))
+    @example(whole[:-1])
+    @example(whole)
     def run(data: bytes) -> None:
         seen.add(load(files.with_gguf(data)))
 
