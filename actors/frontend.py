@@ -15,10 +15,12 @@ from typing import assert_never
 from ..errors import EngineFailure, InvalidRequest, Overloaded, RequestAtFault, RequestError, Unavailable
 from ..mailbox import Inbox
 from ..mailbox.messages.requests import (
+    AS_IT_IS,
     Abort,
     FrontendToTokenizer,
     Generate,
     Prompt,
+    PromptOptions,
     Refused,
     TextDeltas,
     TokenizerToFrontend,
@@ -82,6 +84,8 @@ class Frontend:
         cache_salt: str = "",
         returns_prompt: bool = False,
         num_choices: int = 1,
+        options: PromptOptions = AS_IT_IS,
+        priority: int = 0,
     ) -> Stream:
         if self._refusing is not None:
             raise self._refusing
@@ -98,6 +102,8 @@ class Frontend:
             cache_salt=cache_salt,
             returns_prompt=returns_prompt,
             num_choices=num_choices,
+            options=options,
+            priority=priority,
         )
         self._tokenizers[generate.tokenizer].post(generate)
         stream = self._live[request_id] = Stream(generate, self._close)

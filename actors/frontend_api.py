@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from ..mailbox.messages.requests import Finish, Prompt, TokenText
+from ..mailbox.messages.requests import AS_IT_IS, Finish, Prompt, PromptDetails, PromptOptions, Tokenized, TokenText
 from ..mailbox.messages.sampling import SamplingParams
 from ..scheduling.statistics import SchedulerStatistics
 
@@ -25,7 +25,7 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     """Set on the last delta of the choice, which may be empty otherwise."""
     logprobs: list[TokenText] | None = None
     """One entry a token of `token_ids`, if asked for."""
-    prompt_token_ids: list[int] | None = None
+    prompt: PromptDetails | None = None
     """In the first delta of the choice, if asked for."""
 
 
@@ -84,6 +84,8 @@ class FrontendAPI(Protocol):
         cache_salt: str = "",
         returns_prompt: bool = False,
         num_choices: int = 1,
+        options: PromptOptions = AS_IT_IS,
+        priority: int = 0,
     ) -> RequestStream:
         """Send a request for `num_choices` >= 1 answers on its way; never waits.
 
@@ -95,6 +97,14 @@ class FrontendAPI(Protocol):
 
     def startup(self) -> list[ActorStart]:
         """All actors of the engine, read from the progress page."""
+        ...
+
+    async def tokenize(self, prompt: Prompt, options: PromptOptions, *, returns_strings: bool = False) -> Tokenized:
+        """Raises InvalidRequest, Overloaded, Unavailable, EngineFailure."""
+        ...
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        """The text of ids in the vocabulary, special tokens included. Raises as `tokenize`."""
         ...
 
     def scheduler_statistics(self) -> SchedulerStatistics: ...

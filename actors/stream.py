@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from ..errors import ProtocolViolation, RequestError
-from ..mailbox.messages.requests import Delivered, Finish, Generate, Resume, TextDeltas, TokenText, Usage
+from ..mailbox.messages.requests import Delivered, Finish, Generate, PromptDetails, Resume, TextDeltas, TokenText, Usage
 from .frontend_api import Delta
 
 
@@ -30,7 +30,7 @@ class _Choice:
         """Tokens that the reader has taken."""
         self._texts: list[str] = []
         self._logprobs: list[TokenText] | None = None
-        self._prompt: list[int] | None = None
+        self._prompt: PromptDetails | None = None
 
     def add(
         self,
@@ -38,7 +38,7 @@ class _Choice:
         text: str,
         finish: Finish | None,
         logprobs: list[TokenText] | None,
-        prompt: list[int] | None,
+        prompt: PromptDetails | None,
     ) -> None:
         self.token_ids.extend(token_ids)
         self.num_chars += len(text)
@@ -60,7 +60,7 @@ class _Choice:
             text="".join(self._texts),
             finish=self.finish,
             logprobs=self._logprobs,
-            prompt_token_ids=self._prompt,
+            prompt=self._prompt,
         )
         self.num_read = len(self.token_ids)
         self._texts = []
@@ -178,7 +178,7 @@ class Stream:
         text: str,
         finish: Finish | None,
         logprobs: list[TokenText] | None,
-        prompt: list[int] | None,
+        prompt: PromptDetails | None,
     ) -> None:
         choice.add(token_ids, text, finish, logprobs, prompt)
         if finish is not None:

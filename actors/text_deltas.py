@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..mailbox.messages.requests import Finish, TextDeltas, TokenText
+from ..mailbox.messages.requests import Finish, PromptDetails, TextDeltas, TokenText
 from .text_state import TextState
 
 
@@ -20,7 +20,7 @@ class _Row:
         self.texts: list[str] = []
         self.finish: Finish | None = None
         self.logprobs: list[TokenText] | None = None
-        self.prompt: list[int] | None = None
+        self.prompt: PromptDetails | None = None
 
 
 class TextDeltaBuffer:
@@ -37,7 +37,7 @@ class TextDeltaBuffer:
         text: str,
         finish: Finish | None,
         logprobs: list[TokenText] | None,
-        prompt: list[int] | None,
+        prompt: PromptDetails | None,
     ) -> None:
         """Add what the state produced; `position` is the output index of the first id."""
         generate = state.generate

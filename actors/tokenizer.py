@@ -22,6 +22,7 @@ from ..mailbox.messages.requests import (
     Finish,
     FrontendToTokenizer,
     Generate,
+    PromptDetails,
     Refused,
     Resume,
     TokenizerToFrontend,
@@ -274,13 +275,17 @@ class TokenizerActor:
         except Exception as error:  # it belongs to this request alone: the other rows go on
             self._fail(state, position, error)
             return
-        prompt = state.prompt_token_ids if position == 0 and state.generate.returns_prompt else None
+        prompt = self._prompt_details(state) if position == 0 and state.generate.returns_prompt else None
         self._unsent.add(state, position, ids, text, end, logprobs, prompt)
         if end is not None:
             self._states.remove(state)
             if end is not finish:
                 stop = Stop(key[0], key[1], state.attempt, state.num_tokens - 1)
                 self._schedulers[state.generate.scheduler].post(stop)
+
+    def _prompt_details(self, state: TextState) -> PromptDetails:
+        ids = state.prompt_token_ids
+        return PromptDetails(ids, self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def _fail(self, state: TextState, position: int, error: Exception) -> None:
         """The text of a choice cannot be made beyond `position`: that request ends, with all its choices."""

@@ -9,7 +9,7 @@ from typing import Protocol
 from msgspec import UNSET, UnsetType
 
 from ..actors.frontend_api import Delta
-from ..mailbox.messages.requests import Finish
+from ..mailbox.messages.requests import Finish, PromptDetails
 from .answer_objects import (
     Answer,
     ChatChoice,
@@ -51,7 +51,7 @@ class ChatFormat:
     def opening(self, delta: Delta, *, is_first: bool) -> Answer:
         """The role; in the answer's first chunk the prompt's ids, if they were asked for."""
         choices = [ChatChunkChoice(ChunkDelta(role="assistant", content=""), index=delta.choice)]
-        prompt_token_ids = _ids_or_unset(delta.prompt_token_ids) if is_first else UNSET
+        prompt_token_ids = _ids_or_unset(delta.prompt) if is_first else UNSET
         return self._answer_chunk(choices, self._chunk_usage, prompt_token_ids)
 
     def chunk(self, delta: Delta) -> Answer:
@@ -81,7 +81,7 @@ class ChatFormat:
             self._model,
             [self._whole_choice(delta) for delta in deltas],
             usage_object(_finishes(deltas)),
-            _ids_or_unset(deltas[0].prompt_token_ids),
+            _ids_or_unset(deltas[0].prompt),
         )
 
     def _whole_choice(self, delta: Delta) -> ChatChoice:
@@ -143,7 +143,7 @@ class CompletionFormat:
             index=delta.choice,
             stop_reason=None if finish is None else finish.stop_reason,
             token_ids=delta.token_ids if self._returns_token_ids else UNSET,
-            prompt_token_ids=_ids_or_unset(delta.prompt_token_ids),
+            prompt_token_ids=_ids_or_unset(delta.prompt),
         )
 
     def _answer(self, choices: list[CompletionChoice], usage: UsageObject | UnsetType | None) -> Answer:
@@ -154,5 +154,5 @@ def _finishes(deltas: Sequence[Delta]) -> list[Finish]:
     return [delta.finish for delta in deltas if delta.finish is not None]
 
 
-def _ids_or_unset(token_ids: list[int] | None) -> list[int] | UnsetType:
-    return UNSET if token_ids is None else token_ids
+def _ids_or_unset(prompt: PromptDetails | None) -> list[int] | UnsetType:
+    return UNSET if prompt is None else prompt.token_ids

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from ..actors.frontend_api import Delta
 from ..errors import EngineFailure
-from ..mailbox.messages.requests import Finish, TokenText
+from ..mailbox.messages.requests import Finish, PromptDetails, TokenText
 from .chunk_sequence import finish_error
 from .request_timing import RequestTiming
 
@@ -35,7 +35,7 @@ class _Choice:
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenText] | None = None
-        self._prompt_token_ids: list[int] | None = None
+        self._prompt: PromptDetails | None = None
         self._finish: Finish | None = None
 
     def add(self, delta: Delta) -> None:
@@ -44,8 +44,8 @@ class _Choice:
         if delta.logprobs is not None:
             self._logprobs = self._logprobs or []
             self._logprobs.extend(delta.logprobs)
-        if delta.prompt_token_ids is not None:
-            self._prompt_token_ids = delta.prompt_token_ids
+        if delta.prompt is not None:
+            self._prompt = delta.prompt
         self._finish = delta.finish
 
     def whole(self) -> Delta:
@@ -56,7 +56,7 @@ class _Choice:
             "".join(self._texts),
             self._finish,
             self._logprobs,
-            self._prompt_token_ids,
+            self._prompt,
         )
 
 

@@ -32,6 +32,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=20):
     cache_salt: str = ""
     output_token_ids: list[int] = []
     """Of a resumed request (attempt > 1): the ids that its frontend has. It is exempt from the queue's limits."""
+    priority: int = 0
+    """Lower is more urgent; used by the priority policy alone."""
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=21):
@@ -58,6 +60,8 @@ class TokenDeltas(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22
     """Tokens of the prompt that came from the prefix cache at first admission."""
     finishes: dict[int, Finish] = {}
     logprobs: dict[int, list[TokenLogprobs]] = {}
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    """In the delta with a request's first token, if asked for: one entry for each prompt token but the first."""
 
 
 TokenizerToScheduler = Admit | Stop | Abort

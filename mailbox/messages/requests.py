@@ -7,6 +7,8 @@
 | Abort      | frontend  | tokenizer | mailbox   | one a request               | kept and sent when there is room | dropped, the request is gone |
 | TextDeltas | tokenizer | frontend  | mailbox   | one unsent delta a request  | later tokens merge into it     | dropped                        |
 | Refused    | tokenizer | frontend  | mailbox   | one a request               | kept and sent when there is room | dropped                      |
+| Tokenize, Detokenize | frontend | tokenizer | mailbox | mailbox capacity       | the client gets a 429          | asked again, of a living one   |
+| Tokenized, Detokenized | tokenizer | frontend | mailbox | one a question       | kept and sent when there is room | dropped                      |
 
 Every message names `(request_id, attempt)`; rows also the choice. A message of another attempt is dropped.
 """
@@ -57,6 +59,25 @@ class ChatPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
+class PromptOptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How a prompt becomes token ids."""
+
+    add_special_tokens: bool | None = None
+    """Add what the tokenizer puts around a raw text, such as BOS; None: for text yes, for chat no (the template does)."""
+    truncate_prompt_tokens: int | None = None
+    """Keep only the last so many tokens of the prompt; -1: as many as leave room for `max_tokens`."""
+    add_generation_prompt: bool = True
+    """Chat: end with what opens an answer."""
+    continue_final_message: bool = False
+    """Chat: leave the last message open, so that the answer goes on in it."""
+    template_kwargs: bytes = b""
+    """Chat: a JSON object of further variables for the template; empty: none."""
+
+
+AS_IT_IS = PromptOptions()
+"""Every option at its default."""
+
+
 class Generate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=10):
     """A request. `frontend` is the reply address, `tokenizer` and `scheduler` the actors chosen for this attempt."""
 
@@ -72,9 +93,12 @@ class Generate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=10):
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
     returns_prompt: bool = False
-    """The first delta of each choice carries the prompt's token ids."""
+    """The first delta of each choice carries the `PromptDetails`; so it does if `sampling.prompt_logprobs` is set."""
     num_choices: int = 1
     """Answers wanted; choice i draws with (seed, i) and is a request of its own below the tokenizer."""
+    options: PromptOptions = AS_IT_IS
+    priority: int = 0
+    """Lower is more urgent; only 0 without the priority policy."""
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -126,6 +150,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprob: float
     top_ids: list[int]
     top_logprobs: list[float]
+    rank: int = 0
+    """Of the token among all, 1 for the most likely; only for prompt tokens."""
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -154,6 +180,20 @@ class TokenText(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprob: float
     top: list[tuple[str, bytes, float]]
     """The most likely tokens as (text, bytes, logprob)."""
+    top_ids: list[int] = []
+    """Their token ids."""
+    rank: int = 0
+    """Of the token among all, 1 for the most likely; only for prompt tokens."""
+
+
+class PromptDetails(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a prompt became."""
+
+    token_ids: list[int]
+    text: str
+    """A text prompt as it came, if it was not truncated; else the text of `token_ids`."""
+    logprobs: list[TokenText] | None = None
+    """If asked for: one entry for each token but the first."""
 
 
 class TextDeltas(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13):
@@ -173,9 +213,47 @@ class TextDeltas(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13)
     """Row index -> terminal mark."""
     logprobs: dict[int, list[TokenText]] = {}
     """Row index -> one entry a token id of the row."""
-    prompts: dict[int, list[int]] = {}
-    """Row index -> the prompt's token ids, in the first delta of a request that asked for them."""
+    prompts: dict[int, PromptDetails] = {}
+    """Row index -> the prompt, in the first delta of a choice that asked for it."""
 
 
-FrontendToTokenizer = Generate | Resume | Abort
-TokenizerToFrontend = TextDeltas | Refused
+class Tokenize(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=15):
+    """A question without state: a prompt's token ids. `frontend` is the reply address."""
+
+    request_id: str
+    attempt: int
+    frontend: str
+    prompt: Prompt
+    options: PromptOptions
+    returns_strings: bool = False
+
+
+class Tokenized(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=16):
+    """Answers `Tokenize`."""
+
+    request_id: str
+    attempt: int
+    token_ids: list[int]
+    token_strings: list[str] | None = None
+    """Each token as the vocabulary writes it, if asked for."""
+
+
+class Detokenize(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=17):
+    """A question without state: the text of token ids, special tokens included."""
+
+    request_id: str
+    attempt: int
+    frontend: str
+    token_ids: list[int]
+
+
+class Detokenized(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=18):
+    """Answers `Detokenize`."""
+
+    request_id: str
+    attempt: int
+    text: str
+
+
+FrontendToTokenizer = Generate | Resume | Abort | Tokenize | Detokenize
+TokenizerToFrontend = TextDeltas | Refused | Tokenized | Detokenized

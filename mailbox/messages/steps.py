@@ -84,6 +84,28 @@ MAX_ERROR_CHARS = 200
 """Of the sentence in a failed result."""
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Log-probabilities of prompt tokens, of the p pieces that the rows of a step computed, m tokens in all.
+
+    Piece i describes the tokens at positions starts[i] .. starts[i] + counts[i] - 1 of run runs[i]. All raw.
+    """
+
+    runs: bytes
+    """int64 [p]"""
+    starts: bytes
+    """int32 [p], each >= 1"""
+    counts: bytes
+    """int32 [p]"""
+    logprobs: bytes
+    """float32 [m]: of the token that stands in the prompt"""
+    ranks: bytes
+    """int32 [m]: of that token among all, 1 for the most likely"""
+    top_ids: bytes
+    """int32 [m, the most that a piece's request asked for]; a request takes the first `sampling.prompt_logprobs`"""
+    top_logprobs: bytes
+    """float32, shape of top_ids"""
+
+
 class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31):
     """The tokens of one step, a row for each plan row with `samples`, in plan order; one result for each plan."""
 
@@ -113,3 +135,5 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31)
     """If it is not DONE the result has no rows."""
     error: str = ""
     """Of a failed step: what it raised, at most MAX_ERROR_CHARS characters."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """If a scheduled row asked for them and computed positions of its prompt."""

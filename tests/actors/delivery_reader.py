@@ -94,9 +94,9 @@ class Reader:
         assert (delta.logprobs is not None) == (wanted and bool(delta.token_ids))
         for token_id, entry in zip(delta.token_ids, delta.logprobs or (), strict=wanted):
             assert (entry.data, entry.logprob) == (TOKEN_BYTES[token_id] or b"<eos>", -token_id / 4)
-        if delta.prompt_token_ids is not None:
+        if delta.prompt is not None:
             assert self.returns_prompt and answer.prompt_token_ids is None and not answer.token_ids
-            answer.prompt_token_ids = delta.prompt_token_ids
+            answer.prompt_token_ids = delta.prompt.token_ids
         answer.token_ids += delta.token_ids
         answer.text += delta.text
         answer.finish = delta.finish

@@ -30,6 +30,7 @@ from callboard.mailbox.messages.requests import (
     Finish,
     FrontendToTokenizer,
     Generate,
+    PromptDetails,
     Refused,
     Resume,
     TextDeltas,
@@ -331,15 +332,19 @@ async def test_merging_leaves_the_messages_as_they_are() -> None:
     ids = [[5], [6]]
     for position in (0, 1):
         rig.deliver(
-            position, ids[position], "x", logprobs={0: entries[position]}, prompts={0: [1]} if not position else {}
+            position,
+            ids[position],
+            "x",
+            logprobs={0: entries[position]},
+            prompts={0: PromptDetails([1], "")} if not position else {},
         )
     delta = await anext(stream)
-    assert (delta.token_ids, delta.prompt_token_ids) == ([5, 6], [1])
+    assert (delta.token_ids, delta.prompt.token_ids) == ([5, 6], [1])
     assert delta.logprobs is not None and [entry.text for entry in delta.logprobs] == ["a", "b"]
     assert ids == [[5], [6]] and [len(entry) for entry in entries] == [1, 1]
     rig.deliver(2, [7], "y", END)
     (last,) = await read(stream)
-    assert (last.position, last.token_ids, last.logprobs, last.prompt_token_ids) == (2, [7], None, None)
+    assert (last.position, last.token_ids, last.logprobs, last.prompt) == (2, [7], None, None)
     assert delta.token_ids == [5, 6]
 
 

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from callboard.actors.frontend_api import ActorStart, Delta, Health
-from callboard.mailbox.messages.requests import Finish, Usage
+from callboard.mailbox.messages.requests import AS_IT_IS, Finish, PromptDetails, Usage
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.scheduling.statistics import SchedulerStatistics
 from callboard.server import start_server
@@ -77,9 +77,9 @@ class FakeStream:
 
 def hello(stream: FakeStream) -> None:
     """For each choice three tokens, two deltas and a finish; prompt ids if asked for."""
-    prompt = [7, 8, 9, 10, 11] if stream.returns_prompt else None
+    prompt = PromptDetails([7, 8, 9, 10, 11], "a prompt") if stream.returns_prompt else None
     for choice in range(stream.num_choices):
-        stream.push(delta("Hel", [1], choice=choice, prompt_token_ids=prompt))
+        stream.push(delta("Hel", [1], choice=choice, prompt=prompt))
     for choice in range(stream.num_choices):
         stream.push(delta("lo wörld", [2, 3], choice=choice, position=1, end=finish("stop")))
 
@@ -95,11 +95,21 @@ class FakeFrontend:
         self.statistics = SchedulerStatistics()
 
     def submit(
-        self, request_id, prompt, sampling: SamplingParams, *, cache_salt="", returns_prompt=False, num_choices=1
+        self,
+        request_id,
+        prompt,
+        sampling: SamplingParams,
+        *,
+        cache_salt="",
+        returns_prompt=False,
+        num_choices=1,
+        options=AS_IT_IS,
+        priority=0,
     ):
         if self.refusal is not None:
             raise self.refusal
         stream = FakeStream(request_id, prompt, sampling, cache_salt, returns_prompt, num_choices)
+        stream.options, stream.priority = options, priority
         self.streams.append(stream)
         self.arrivals.put_nowait(stream)
         self.script(stream)

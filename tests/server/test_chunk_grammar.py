@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.errors import EngineFailure
-from callboard.mailbox.messages.requests import TokenText
+from callboard.mailbox.messages.requests import PromptDetails, TokenText
 from callboard.server.answer_format import ChatFormat, CompletionFormat
 from callboard.server.chunk_sequence import ChunkSequence, StreamState
 from callboard.server.metrics import ServerMetrics
@@ -48,7 +48,7 @@ def choice_scripts(draw, choice, has_logprobs):
                 end=end,
                 choice=choice,
                 logprobs=tokens if has_logprobs else None,
-                prompt_token_ids=[4, 5] if index == 0 else None,
+                prompt=PromptDetails([4, 5], "") if index == 0 else None,
             )
         )
     return deltas
