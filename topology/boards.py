@@ -23,6 +23,11 @@ MAX_REQUEST_ID_BYTES = 128
 MAX_LOGPROBS = 20
 """Alternatives a token, `top_logprobs` of the API."""
 
+MAX_SAMPLING_ENTRIES = 4096
+"""Token ids in the lists of one request's sampling parameters together (`SamplingParams.num_entries`)."""
+TOKENS_PER_SAMPLING_ENTRY = 4
+"""An entry takes at most 16 bytes of a plan, as much as so many known tokens."""
+
 MAX_ERROR_CHARS = 200
 """Of what a failed step raised, as the messages of the steps have it (which stand above the topology)."""
 
