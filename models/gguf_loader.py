@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..checkpoints.gguf_file import GGUFTensor, read_gguf
+from ..checkpoints.gguf_file import BLOCKS, GGUFTensor, read_gguf
 from ..checkpoints.llama_weights import llama_weights
 from ..checkpoints.shape import ModelShape
 from ..errors import UnsupportedModel
+from .gguf_dequantize import dequantize
 from .tensors import StoredTensor
 
 _INTERLEAVED = (".attn_q.weight", ".attn_k.weight")
@@ -45,7 +45,7 @@ def undo_interleaving(rows: Tensor, head_dim: int) -> Tensor:
 
 
 def _stored_tensor(
-    file_bytes: np.ndarray[tuple[int], np.dtype[np.uint8]],
+    file_bytes: NDArray[np.uint8],
     path: str,
     tensor: GGUFTensor,
     name: str,
@@ -53,22 +53,29 @@ def _stored_tensor(
 ) -> StoredTensor:
     shape = tuple(reversed(tensor.dims))
     row_bytes, rest = divmod(tensor.num_bytes, shape[0])
-    if len(shape) == 1 and tensor.type.startswith("Q"):
+    if len(shape) == 1 and BLOCKS[tensor.type][0] > 1:
         raise UnsupportedModel(f"{path}: {tensor.name} has one axis and is stored as {tensor.type}, not as F32")
     assert rest == 0  # the directory holds whole blocks along the last axis only
-    kind = GGMLQuantizationType(tensor.type_number)
 
     def read_rows(first: int, last: int) -> Tensor:
         start = tensor.offset + first * row_bytes
         raw = file_bytes[start : start + (last - first) * row_bytes].reshape(last - first, row_bytes)
-        if kind == GGMLQuantizationType.BF16:
-            rows = torch.from_numpy(raw.view(np.int16)).view(torch.bfloat16)
-        elif kind == GGMLQuantizationType.F16:
-            rows = torch.from_numpy(raw.view(np.float16))
-        else:
-            rows = torch.from_numpy(dequantize(raw, kind))
+        rows = _to_tensor(raw, tensor.type)
         if head_dim is not None:
             return undo_interleaving(rows, head_dim)
         return rows.view(last - first, *shape[1:])
 
     return StoredTensor(name, shape, tensor.num_bytes, head_dim or 1, read_rows)
+
+
+def _to_tensor(raw: NDArray[np.uint8], type_name: str) -> Tensor:
+    """raw: uint8 [num_rows, row bytes] -> floating-point [num_rows, row elements]; not quantized: the file's own pages."""
+    match type_name:
+        case "F32":
+            return torch.from_numpy(raw.view(np.float32))
+        case "F16":
+            return torch.from_numpy(raw.view(np.float16))
+        case "BF16":
+            return torch.from_numpy(raw.view(np.int16)).view(torch.bfloat16)
+        case _:
+            return torch.from_numpy(dequantize(raw, type_name))
