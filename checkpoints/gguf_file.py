@@ -28,10 +28,23 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     1: ("F16", 1, 2),
     2: ("Q4_0", 32, 18),
     3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    20: ("IQ4_NL", 32, 18),
+    23: ("IQ4_XS", 256, 136),
     30: ("BF16", 1, 2),
 }
 """Type number -> (name, elements a block, bytes a block) of the tensor types that can be loaded."""
+
+BLOCKS: dict[str, tuple[int, int]] = {name: (elements, size) for name, elements, size in TENSOR_TYPES.values()}
+"""Name -> (elements a block, bytes a block)."""
 
 MAX_METADATA_ENTRIES = 65_536
 MAX_TENSORS = 1_048_576
@@ -51,9 +64,7 @@ class GGUFTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dims: tuple[int, ...]
     """Elements, innermost (contiguous) first, as in the file: a `[out, in]` matrix has dims (in, out)."""
     type: str
-    """F32, F16, BF16, Q8_0, Q4_0 or Q4_1."""
-    type_number: int
-    """The same as in the file (`gguf.GGMLQuantizationType`)."""
+    """A name in TENSOR_TYPES."""
     offset: int
     """First byte, from the beginning of the file."""
     num_bytes: int
@@ -274,7 +285,7 @@ class _Head:
                 f"the file at {self.size:,}",
                 advice="fetch it again",
             )
-        return GGUFTensor(name, dims, type_name, type_number, offset, num_bytes)
+        return GGUFTensor(name, dims, type_name, offset, num_bytes)
 
 
 def _type_name(type_number: int) -> str:
