@@ -125,6 +125,15 @@ class GGUFFile(msgspec.Struct, frozen=True):
             return [item for item in value if isinstance(item, int)]
         raise self._wrong(key, value, "a list of integers")
 
+    def numbers(self, key: str) -> list[float] | None:
+        """The list of numbers at `key`, None if absent. Raises CorruptCheckpoint if it is of another type."""
+        value = self.metadata.get(key)
+        if value is None:
+            return None
+        if isinstance(value, list) and all(type(item) in (int, float) for item in value):
+            return [float(item) for item in value if isinstance(item, int | float)]
+        raise self._wrong(key, value, "a list of numbers")
+
     def _wrong(self, key: str, value: GGUFValue, wanted: str) -> CorruptCheckpoint:
         shown = f"a list of {len(value)} items" if isinstance(value, list) else repr(value)[:80]
         return CorruptCheckpoint(f"{self.path}: metadata {key} must be {wanted}, got {shown}")
