@@ -218,6 +218,25 @@ class _Head:
         except UnicodeDecodeError as error:
             raise CorruptCheckpoint(f"{self.path}: {what} at byte {start:,} is not UTF-8") from error
 
+    def strings(self, length: int, what: str) -> list[str]:
+        """`length` strings: a vocabulary has hundreds of thousands, so nothing is called for each."""
+        view, unpack, size, at = self.view, _U64.unpack_from, self.size, self.at
+        items: list[str] = []
+        try:
+            while len(items) < length:
+                start = at + 8
+                end = start + unpack(view, at)[0]
+                if end > size:
+                    break
+                items.append(view[start:end].decode())
+                at = end
+        except (struct.error, UnicodeDecodeError):
+            pass
+        self.at = at
+        if len(items) < length:
+            items.append(self.string(what))  # raises: it says what is wrong
+        return items
+
     def entries(self, num_entries: int) -> dict[str, GGUFValue]:
         metadata: dict[str, GGUFValue] = {}
         for index in range(num_entries):
@@ -240,7 +259,7 @@ class _Head:
         kind = self.scalar(_U32, what)
         length = self.count(f"length of {what}", MAX_ARRAY_LENGTH)
         if kind == _STRING:
-            return [self.string(what) for _ in range(length)]
+            return self.strings(length, what)
         if kind not in _SCALARS:
             raise CorruptCheckpoint(f"{self.path}: {what} is a list of the unknown or nested type {kind}")
         scalar = _SCALARS[kind]

@@ -6,14 +6,12 @@ Kudo and Richardson 2018 (arXiv:1808.06226). What no piece covers falls back to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import NamedTuple
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from ..errors import CorruptCheckpoint
-from .tokenizer import is_byte_piece
 
 SPACE = "\u2581"
 
@@ -66,19 +64,20 @@ def build_sentencepiece(
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Every way to make a normal piece of two others: that with the best score first, of one piece that with the longest
-    left part first, for SentencePiece takes the leftmost of equal pairs."""
+    """Every way to make a normal piece of two others: those of the piece with the best score first.
+
+    Of one piece that with the longest left part first, for SentencePiece takes the leftmost of equal pairs.
+    """
     pieces, scores, kinds = vocabulary
     parts = {piece for piece, kind in zip(pieces, kinds, strict=True) if kind in (NORMAL, UNUSED)}
-    ranked: list[tuple[float, int, str, str]] = []
-    for piece, score, kind in zip(pieces, scores, kinds, strict=True):
-        if kind == NORMAL and len(piece) > 1 and not is_byte_piece(piece):
-            for cut in range(1, len(piece)):
-                left, right = piece[:cut], piece[cut:]
-                if left in parts and right in parts:
-                    ranked.append((-score, -cut, left, right))
-    ranked.sort(key=itemgetter(0, 1))
-    return [(left, right) for _, _, left, right in ranked]
+    merges = []
+    for token_id in sorted(range(len(pieces)), key=scores.__getitem__, reverse=True):
+        piece = pieces[token_id]
+        if kinds[token_id] == NORMAL:
+            for cut in range(len(piece) - 1, 0, -1):
+                if piece[:cut] in parts and piece[cut:] in parts:
+                    merges.append((piece[:cut], piece[cut:]))
+    return merges
 
 
 def _add_marked_pieces(backend: tokenizers.Tokenizer, vocabulary: Vocabulary, *, normalized: bool) -> None:
