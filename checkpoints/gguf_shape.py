@@ -5,12 +5,22 @@ from __future__ import annotations
 import msgspec
 
 from ..errors import CorruptCheckpoint, UnsupportedModel
-from .architectures import SUPPORTED_ARCHITECTURES, unsupported_architecture
+from .architectures import GGUF_ARCHITECTURES, unsupported_architecture
 from .gguf_file import GGUFFile, read_gguf
-from .llama_weights import EMBEDDING, HEAD, check_weights, count_llama_parameters
+from .gguf_rope import ROPE_FACTORS, read_rope_factors, refuse_ropes
+from .llama_weights import EMBEDDING, HEAD
+from .model_weights import check_weights, count_parameters
 from .shape import ModelShape
-from .shape_checks import check_shape
+from .shape_checks import MAX_LAYERS, check_shape
 from .special_ids import gguf_special_ids
+
+_GEMMA3_PERIOD = 6
+"""Every sixth layer of a Gemma 3 with windows sees everything; its files do not say so."""
+_GEMMA3_WINDOW_THETA = 10_000.0
+_GEMMA3_LAYERS_27B = 62
+"""Gemma 3 27B is the one whose queries are not scaled by their own size; its files do not say so either."""
+_DEFAULT_THETA = {"gemma3": 1_000_000.0}
+_DEFAULT_EPS = {"llama": 1e-5}
 
 
 def read_gguf_shape(path: str) -> ModelShape:
@@ -19,11 +29,12 @@ def read_gguf_shape(path: str) -> ModelShape:
     architecture = file.text("general.architecture")
     if architecture is None:
         raise CorruptCheckpoint(f"{path} has no general.architecture")
-    if architecture not in SUPPORTED_ARCHITECTURES:
+    if architecture not in GGUF_ARCHITECTURES:
         raise unsupported_architecture(architecture, path)
     if (file.integer("split.count") or 1) > 1:
         raise UnsupportedModel(f"{path} is one part of a split GGUF file", advice="merge the parts with gguf-split")
     _refuse_features(file, architecture)
+    refuse_ropes(file, architecture)
     num_heads = _required(file, f"{architecture}.attention.head_count")
     hidden_size = _required(file, f"{architecture}.embedding_length")
     num_kv_heads = file.integer(f"{architecture}.attention.head_count_kv")
@@ -39,18 +50,43 @@ def read_gguf_shape(path: str) -> ModelShape:
         intermediate_size=_required(file, f"{architecture}.feed_forward_length"),
         vocab_size=_vocab_size(file),
         max_position=_required(file, f"{architecture}.context_length"),
-        rope_theta=file.number(f"{architecture}.rope.freq_base") or 10_000.0,
-        rms_norm_eps=file.number(f"{architecture}.attention.layer_norm_rms_epsilon") or 1e-5,
+        rope_theta=file.number(f"{architecture}.rope.freq_base") or _DEFAULT_THETA.get(architecture, 10_000.0),
+        rms_norm_eps=file.number(f"{architecture}.attention.layer_norm_rms_epsilon")
+        or _DEFAULT_EPS.get(architecture, 1e-6),
         tie_word_embeddings=HEAD[0] not in file.tensors,
         bos_token_id=special.bos_token_id,
         eos_token_ids=special.eos_token_ids,
         num_parameters=0,
+        has_qkv_bias=architecture == "qwen2" or "blk.0.attn_q.bias" in file.tensors,
+        has_output_bias="blk.0.attn_output.bias" in file.tensors,
+        has_mlp_bias="blk.0.ffn_down.bias" in file.tensors,
     )
     check_shape(shape, path)
     _refuse_partial_rope(file, shape)
+    shape = msgspec.structs.replace(shape, rope_factors=read_rope_factors(file, shape))
+    if architecture == "gemma3":
+        shape = _with_gemma3_layers(file, shape)
+    check_shape(shape, path)
     found = {tensor.name: tuple(reversed(tensor.dims)) for tensor in file.tensors.values()}
+    found.pop(ROPE_FACTORS, None)
     check_weights(found, shape, scheme=0, ignored=frozenset(), where=path)
-    return msgspec.structs.replace(shape, num_parameters=count_llama_parameters(shape))
+    return msgspec.structs.replace(shape, num_parameters=count_parameters(shape))
+
+
+def _with_gemma3_layers(file: GGUFFile, shape: ModelShape) -> ModelShape:
+    """What the format leaves to the program that runs it: which layers have a window, how they turn, the 27B's scale."""
+    window = file.integer("gemma3.attention.sliding_window")
+    if window:
+        shape = msgspec.structs.replace(
+            shape,
+            windows=tuple(
+                None if (layer + 1) % _GEMMA3_PERIOD == 0 else window for layer in range(min(shape.num_layers, MAX_LAYERS))
+            ),
+            window_rope_theta=file.number("gemma3.rope.freq_base_swa") or _GEMMA3_WINDOW_THETA,
+        )
+    if shape.num_layers == _GEMMA3_LAYERS_27B:
+        shape = msgspec.structs.replace(shape, query_divisor=float(shape.hidden_size // shape.num_heads))
+    return shape
 
 
 def _required(file: GGUFFile, key: str) -> int:
@@ -75,17 +111,20 @@ def _vocab_size(file: GGUFFile) -> int:
 
 def _refuse_features(file: GGUFFile, architecture: str) -> None:
     """Fields that change what the model computes and that this version does not know."""
-    scaling = file.text(f"{architecture}.rope.scaling.type")
-    if scaling not in (None, "none"):
-        raise UnsupportedModel(f"{file.path}: {architecture}.rope.scaling.type {scaling!r} is not supported yet")
-    for field in ("rope.scale_linear", "rope.scaling.factor"):
-        if file.number(f"{architecture}.{field}") not in (None, 0.0, 1.0):
-            raise UnsupportedModel(f"{file.path}: {architecture}.{field} is not supported yet")
-    for field in ("attention.sliding_window", "expert_count"):
-        if file.integer(f"{architecture}.{field}"):
-            raise UnsupportedModel(f"{file.path}: {architecture}.{field} is not supported yet")
-    if "rope_freqs.weight" in file.tensors:
-        raise UnsupportedModel(f"{file.path}: rope scaling factors (tensor 'rope_freqs.weight') are not supported yet")
+    refused = ["expert_count", "final_logit_softcapping", "attn_logit_softcapping"]
+    if architecture != "gemma3":
+        refused.append("attention.sliding_window")
+    for field in refused:
+        if file.number(f"{architecture}.{field}"):
+            raise UnsupportedModel(
+                f"{file.path}: {architecture}.{field} is not supported",
+                advice="docs/models.md names what is supported of each family",
+            )
+    for field in ("attention.sliding_window_pattern", "attention.scale", "logit_scale"):
+        if f"{architecture}.{field}" in file.metadata:
+            raise UnsupportedModel(f"{file.path}: {architecture}.{field} is not supported")
+    if file.flag(f"{architecture}.attention.causal") is False:
+        raise UnsupportedModel(f"{file.path}: {architecture}.attention.causal is false; only causal models are supported")
 
 
 def _refuse_partial_rope(file: GGUFFile, shape: ModelShape) -> None:

@@ -7,6 +7,7 @@ from .shape import ModelShape
 
 MAX_SIZE = 1 << 31
 """No length or size of a model reaches this; a larger one is a malformed file."""
+MAX_LAYERS = 10_000
 
 _SIZES = (
     "num_layers",
@@ -26,8 +27,8 @@ def check_shape(shape: ModelShape, where: str) -> None:
         value: int = getattr(shape, name)
         if not 1 <= value < MAX_SIZE:
             raise CorruptCheckpoint(f"{where}: {name} is {value:,}, it must be at least 1 and under {MAX_SIZE:,}")
-    if shape.num_layers > 10_000:
-        raise CorruptCheckpoint(f"{where}: num_layers is {shape.num_layers:,}, the limit is 10,000")
+    if shape.num_layers > MAX_LAYERS:
+        raise CorruptCheckpoint(f"{where}: num_layers is {shape.num_layers:,}, the limit is {MAX_LAYERS:,}")
     if shape.num_heads % shape.num_kv_heads:
         raise CorruptCheckpoint(
             f"{where}: num_heads {shape.num_heads} is not a multiple of num_kv_heads {shape.num_kv_heads}"
@@ -38,6 +39,9 @@ def check_shape(shape: ModelShape, where: str) -> None:
         raise CorruptCheckpoint(
             f"{where}: rope_theta {shape.rope_theta} must be positive and rms_norm_eps {shape.rms_norm_eps} in (0, 1)"
         )
+    for window in shape.windows:
+        if window is not None and not 1 <= window < MAX_SIZE:
+            raise CorruptCheckpoint(f"{where}: a sliding window of {window:,} tokens must be at least 1")
     for name, token_id in (("bos", shape.bos_token_id), *(("eos", end) for end in shape.eos_token_ids)):
         if token_id is not None and not 0 <= token_id < shape.vocab_size:
             raise CorruptCheckpoint(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from .architectures import hf_architecture
 from .gguf_file import read_gguf
 from .json_file import decode_json_file
 from .shape import Checkpoint
@@ -22,10 +23,20 @@ class SpecialIds(msgspec.Struct, frozen=True, array_like=True, gc=False):
     eos_token_ids: tuple[int, ...]
 
 
+_CLASS_DEFAULTS: dict[str, tuple[int | None, int | None]] = {
+    "llama": (1, 2),
+    "mistral": (1, 2),
+    "qwen2": (None, None),
+    "qwen3": (None, None),
+    "gemma3": (2, 1),
+}
+"""Beginning and end of a config.json that does not say: those of the family's class in transformers."""
+
+
 class _Config(msgspec.Struct):
-    # A list of ids that begin a sequence exists in no Llama model; LlamaConfig's defaults are 1 and 2.
-    bos_token_id: int | None = 1
-    eos_token_id: TokenIds = 2
+    # A list of ids that begin a sequence exists in no model of these families.
+    bos_token_id: int | None | msgspec.UnsetType = msgspec.UNSET
+    eos_token_id: TokenIds | msgspec.UnsetType = msgspec.UNSET
 
 
 class _GenerationConfig(msgspec.Struct):
@@ -49,12 +60,18 @@ def gguf_special_ids(path: str) -> SpecialIds:
 
 def hf_special_ids(directory: str) -> SpecialIds:
     """The ids in a directory's config.json and generation_config.json."""
-    config = decode_json_file(Path(directory) / "config.json", _Config)
-    ends = _as_list(config.eos_token_id)
+    path = Path(directory) / "config.json"
+    config = decode_json_file(path, _Config)
+    bos, eos = config.bos_token_id, config.eos_token_id
+    if bos is msgspec.UNSET or eos is msgspec.UNSET:
+        default_bos, default_eos = _CLASS_DEFAULTS[hf_architecture(path)]
+        bos = default_bos if bos is msgspec.UNSET else bos
+        eos = default_eos if eos is msgspec.UNSET else eos
+    ends = _as_list(eos)
     generation_path = Path(directory) / "generation_config.json"
     if generation_path.is_file():
         ends += _as_list(decode_json_file(generation_path, _GenerationConfig).eos_token_id)
-    return SpecialIds(config.bos_token_id, tuple(dict.fromkeys(ends)))
+    return SpecialIds(bos, tuple(dict.fromkeys(ends)))
 
 
 def _as_list(ids: TokenIds) -> list[int]:

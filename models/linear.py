@@ -37,11 +37,11 @@ _HALF_BLOCK = 512
 
 
 class Linear(Protocol):
-    """A weight [out_features, in_features] that multiplies rows; no bias."""
+    """A weight [out_features, in_features] that multiplies rows, and the bias [out_features] that is added, if any."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held beside the caller's tensor."""
+        """Bytes held beside the caller's tensors."""
         ...
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -52,32 +52,33 @@ class Linear(Protocol):
 class PlainLinear:
     """The weight as it came; `shared`: somebody else holds it too (a tied head), so its bytes are not counted here."""
 
-    __slots__ = ("_weight", "num_bytes")
+    __slots__ = ("_bias", "_weight", "num_bytes")
 
-    def __init__(self, weight: Tensor, *, shared: bool = False) -> None:
-        self._weight = weight
-        self.num_bytes = 0 if shared else weight.nbytes
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, shared: bool = False) -> None:
+        self._weight, self._bias = weight, bias
+        self.num_bytes = (0 if shared else weight.nbytes) + _bytes_of(bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight)
+        return F.linear(x, self._weight, self._bias)
 
 
 class PackedLinear:
     """Packed by oneDNN in the weight's dtype: float32, or bfloat16 where `can_pack` it."""
 
-    __slots__ = ("_packed", "num_bytes")
+    __slots__ = ("_bias", "_packed", "num_bytes")
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
-        self.num_bytes = weight.nbytes
+        self._bias = bias
+        self.num_bytes = weight.nbytes + _bytes_of(bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return y
 
 
 class HalfLinear:
-    """Packed by FBGEMM as float16; x and y are float32.
+    """Packed by FBGEMM as float16; x, bias and y are float32.
 
     float16 holds every bfloat16 from 2⁻¹⁴ to 65,504 exactly and smaller ones to within 2⁻²⁵, which is nothing beside
     the other weights of a row. Larger ones it cannot hold.
@@ -85,27 +86,31 @@ class HalfLinear:
 
     __slots__ = ("_packed", "num_bytes")
 
-    def __init__(self, weight: Tensor) -> None:
-        self._packed: torch.ScriptObject = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
-        self.num_bytes = weight.shape[0] * held_columns(weight.shape[1], torch.float16) * torch.float16.itemsize
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._packed: torch.ScriptObject = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
+        matrix_bytes = weight.shape[0] * held_columns(weight.shape[1], torch.float16) * torch.float16.itemsize
+        self.num_bytes = matrix_bytes + _bytes_of(bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
         return y
 
 
-def hold_linear(weight: Tensor, *, shared: bool = False) -> Linear:
-    """`weight` [out_features, in_features], of a model of its dtype, in the way that is fastest there.
+def hold_linear(weight: Tensor, bias: Tensor | None = None, *, shared: bool = False) -> Linear:
+    """`weight` [out_features, in_features] and `bias` [out_features], of a model of their dtype, in the way that is
+    fastest there.
 
-    `shared`: somebody else holds this tensor too (a tied head).
+    `shared`: somebody else holds this weight too (a tied head).
     """
     dtype, device = weight.dtype, weight.device
+    width = compute_dtype(dtype, device)
+    bias = None if bias is None else bias.to(width)
     if held_dtype(dtype, device) == torch.float16 != dtype and _fits_half(weight):
-        return HalfLinear(weight)
-    weight = weight.to(compute_dtype(dtype, device))
+        return HalfLinear(weight, bias)
+    weight = weight.to(width)
     if is_packed(dtype, device):
-        return PackedLinear(weight)
-    return PlainLinear(weight, shared=shared)
+        return PackedLinear(weight, bias)
+    return PlainLinear(weight, bias, shared=shared)
 
 
 def held_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -150,6 +155,10 @@ def _is_right(packed_class: type[PackedLinear | HalfLinear], dtype: torch.dtype,
     except (AttributeError, RuntimeError):  # built without the library, or the CPU lacks the instructions
         return False
     return bool((y == 32).all())
+
+
+def _bytes_of(bias: Tensor | None) -> int:
+    return 0 if bias is None else bias.nbytes
 
 
 def _fits_half(weight: Tensor) -> bool:

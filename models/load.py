@@ -7,16 +7,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from ..checkpoints.gguf_rope import ROPE_FACTORS
 from ..checkpoints.shape import Checkpoint, ModelShape
-from ..errors import CorruptCheckpoint, UnsupportedModel
+from ..errors import CorruptCheckpoint
 from .gguf_loader import open_gguf
 from .protocol import CausalLM
-from .registry import model_class
+from .registry import model_family
 from .safetensors_loader import open_safetensors
 from .tensors import StoredTensor
-
-_UNSUPPORTED_FEATURES = {".bias": "a bias in linear layers", "rope_freqs.weight": "a scaled rotary embedding"}
-"""Endings of tensor names that tell of something that the model lacks."""
 
 
 def load_model(
@@ -33,11 +31,11 @@ def load_model(
     first weight is. Beside the growing model only a few MiB are held at a time.
     Raises UnsupportedModel (architecture, tensor type) and CorruptCheckpoint (missing, unexpected, wrong, cut off).
     """
-    cls = model_class(shape.architecture)
-    expected = cls.tensor_shapes(shape)
+    family = model_family(shape.architecture)
+    expected = family.tensor_shapes(shape)
     stored = open_gguf(checkpoint.path, shape) if checkpoint.format == "gguf" else open_safetensors(checkpoint.path)
     wanted = _match(stored, expected, shape, checkpoint.path)
-    return cls.from_pieces(shape, _pieces(wanted, progress), dtype, device, max_model_len)
+    return family.from_pieces(shape, _pieces(wanted, progress), dtype, device, max_model_len)
 
 
 def _match(
@@ -45,10 +43,8 @@ def _match(
 ) -> list[StoredTensor]:
     """The stored tensors that the model wants; CorruptCheckpoint names what does not fit."""
     ignored = {"lm_head.weight"} if shape.tie_word_embeddings else set()
-    for name in stored:
-        for suffix, feature in _UNSUPPORTED_FEATURES.items():
-            if name.endswith(suffix):
-                raise UnsupportedModel(f"{path}: {name}: {feature} is not supported yet")
+    if shape.rope_factors:
+        ignored.add(ROPE_FACTORS)  # the shape has them already
     for what, names in (
         ("has no tensor", expected.keys() - stored.keys()),
         ("has a tensor that the model does not know:", stored.keys() - expected.keys() - ignored),

@@ -1,0 +1,49 @@
+"""Gemma 3 (text): scaled embedding, norms before and after each half of a layer, normalised queries and keys, GeGLU;
+most layers see a window and turn at a speed of their own.
+
+Source: Gemma Team 2025 (arXiv:2503.19786), section 2; numerics as in Hugging Face transformers: the embedding's scale
+is rounded to the model's dtype, norms multiply by 1 + weight in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .decoder import Decoder, Family
+from .decoder_weights import HEAD_NORMS, MATRICES
+from .norms import rms_norm
+from .protocol import Attention
+from .rotary import rotate
+
+
+def forward(model: Decoder, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    """int64 [num_tokens] each -> [num_tokens, hidden_size] of compute_dtype, after the final norm."""
+    shape, dtype, width, weights = model.shape, model.dtype, model.compute_dtype, model.weights
+    num_tokens, num_heads = len(token_ids), shape.num_heads
+    num_rotated = num_heads + shape.num_kv_heads
+    eps = model.eps
+    scale = torch.tensor(shape.hidden_size**0.5, dtype=dtype, device=model.device)
+    hidden = (F.embedding(token_ids, weights.embedding) * scale).to(width)
+    turns = [table.index_select(0, positions).unbind(1) for table in model.rotary_tables]
+    windows = shape.windows or (None,) * shape.num_layers
+    for index, (layer, window) in enumerate(zip(weights.layers, windows, strict=True)):
+        cos, sin = turns[0] if window is None else turns[-1]  # [num_tokens, 1, head_dim]
+        qkv = layer.qkv(rms_norm(hidden, layer.input_norm, eps)).view(num_tokens, -1, shape.head_dim)
+        rotated = rotate(rms_norm(qkv[:, :num_rotated], layer.head_norm, eps), cos, sin).to(dtype)
+        attended = attention(index, rotated[:, :num_heads], rotated[:, num_heads:], qkv[:, num_rotated:].to(dtype))
+        hidden += rms_norm(layer.output(attended.to(width)), layer.after_attention_norm, eps)
+        gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps)).chunk(2, dim=-1)
+        activated = layer.down(F.gelu(gate, approximate="tanh").mul_(up))
+        hidden += rms_norm(activated, layer.after_mlp_norm, eps)
+    return rms_norm(hidden, weights.final_norm, eps)
+
+
+_NORMS = {
+    "input_norm": ("input_layernorm.weight",),
+    "after_attention_norm": ("post_attention_layernorm.weight",),
+    "mlp_norm": ("pre_feedforward_layernorm.weight",),
+    "after_mlp_norm": ("post_feedforward_layernorm.weight",),
+}
+GEMMA3 = Family(forward, {**MATRICES, **_NORMS, **HEAD_NORMS}, norm_offset=1.0)
