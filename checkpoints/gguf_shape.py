@@ -74,13 +74,14 @@ def read_gguf_shape(path: str) -> ModelShape:
 
 
 def _with_gemma3_layers(file: GGUFFile, shape: ModelShape) -> ModelShape:
-    """What the format leaves to the program that runs it: which layers have a window, how they turn, the 27B's scale."""
+    """What the format leaves to the program: which layers have a window, how they turn, and the 27B's scale."""
     window = file.integer("gemma3.attention.sliding_window")
     if window:
         shape = msgspec.structs.replace(
             shape,
             windows=tuple(
-                None if (layer + 1) % _GEMMA3_PERIOD == 0 else window for layer in range(min(shape.num_layers, MAX_LAYERS))
+                None if (layer + 1) % _GEMMA3_PERIOD == 0 else window
+                for layer in range(min(shape.num_layers, MAX_LAYERS))
             ),
             window_rope_theta=file.number("gemma3.rope.freq_base_swa") or _GEMMA3_WINDOW_THETA,
         )
@@ -124,7 +125,9 @@ def _refuse_features(file: GGUFFile, architecture: str) -> None:
         if f"{architecture}.{field}" in file.metadata:
             raise UnsupportedModel(f"{file.path}: {architecture}.{field} is not supported")
     if file.flag(f"{architecture}.attention.causal") is False:
-        raise UnsupportedModel(f"{file.path}: {architecture}.attention.causal is false; only causal models are supported")
+        raise UnsupportedModel(
+            f"{file.path}: {architecture}.attention.causal is false; only causal models are supported"
+        )
 
 
 def _refuse_partial_rope(file: GGUFFile, shape: ModelShape) -> None:

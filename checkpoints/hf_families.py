@@ -75,7 +75,9 @@ def _gemma3(config: Gemma3Config, head_dim: int, where: str) -> Features:
     wide, local_theta = read_gemma3_ropes(config, head_dim, where)
     bias = bool(config.attention_bias)
     if not 0 < config.query_pre_attn_scalar < float("inf"):
-        raise CorruptCheckpoint(f"{where}: query_pre_attn_scalar is {config.query_pre_attn_scalar}, it must be positive")
+        raise CorruptCheckpoint(
+            f"{where}: query_pre_attn_scalar is {config.query_pre_attn_scalar}, it must be positive"
+        )
     pattern = config.sliding_window_pattern
     if pattern < 1:
         raise CorruptCheckpoint(f"{where}: sliding_window_pattern is {pattern}, it must be at least 1")
@@ -117,9 +119,7 @@ def _qwen_windows(config: Qwen2Config, where: str) -> tuple[int | None, ...]:
     return _windows(layer_types, window, config, where)
 
 
-def _windows(
-    layer_types: list[str], window: int | None, config: LlamaConfig, where: str
-) -> tuple[int | None, ...]:
+def _windows(layer_types: list[str], window: int | None, config: LlamaConfig, where: str) -> tuple[int | None, ...]:
     """By layer; empty if none has one."""
     if len(layer_types) != config.num_hidden_layers:
         raise CorruptCheckpoint(

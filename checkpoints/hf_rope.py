@@ -24,7 +24,9 @@ def read_rope(config: LlamaConfig, head_dim: int, where: str) -> Rope:
     """One for all layers. Raises UnsupportedModel for a kind that is not known, by name, and CorruptCheckpoint."""
     rope = config.rope_scaling or config.rope_parameters or RopeParameters()
     if rope.full_attention is not None or rope.sliding_attention is not None:
-        raise UnsupportedModel(f"{where}: rope_parameters that differ by kind of layer are not supported in this family")
+        raise UnsupportedModel(
+            f"{where}: rope_parameters that differ by kind of layer are not supported in this family"
+        )
     stated = (rope, config.rope_parameters, config.rope_scaling)
     theta = next((each.rope_theta for each in stated if each and each.rope_theta is not None), config.rope_theta)
     return _scaled(config, rope, _DEFAULT_THETA if theta is None else theta, head_dim, where)
@@ -45,7 +47,9 @@ def read_gemma3_ropes(config: Gemma3Config, head_dim: int, where: str) -> tuple[
     )
     narrow = given.sliding_attention or RopeParameters()
     if narrow.kind != "default":
-        raise UnsupportedModel(f"{where}: rope_parameters of type {narrow.kind!r} in layers with a window are not supported")
+        raise UnsupportedModel(
+            f"{where}: rope_parameters of type {narrow.kind!r} in layers with a window are not supported"
+        )
     _refuse_partial(narrow.partial_rotary_factor, where)
     local_theta = config.rope_local_base_freq if narrow.rope_theta is None else narrow.rope_theta
     rope = _scaled(config, wide, _GEMMA3_WIDE_THETA if wide_theta is None else wide_theta, head_dim, where)

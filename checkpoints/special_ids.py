@@ -35,7 +35,7 @@ _CLASS_DEFAULTS: dict[str, tuple[int | None, int | None]] = {
 
 class _Config(msgspec.Struct):
     # A list of ids that begin a sequence exists in no model of these families.
-    bos_token_id: int | None | msgspec.UnsetType = msgspec.UNSET
+    bos_token_id: int | msgspec.UnsetType | None = msgspec.UNSET
     eos_token_id: TokenIds | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -106,6 +106,8 @@ class RowLengths:
     num_tokens: Int64s
     kv_lens: Int64s
     block_tables: Int64s
+    window: int | None = None
+    """How many tokens a token sees, itself included; None: all before it."""
 
     def take(self, index: Int64s) -> RowLengths:
         return RowLengths(
@@ -114,7 +116,28 @@ class RowLengths:
             self.num_tokens[index],
             self.kv_lens[index],
             self.block_tables[index],
+            self.window,
         )
+
+    @property
+    def firsts(self) -> Int64s | None:
+        """[b]: first position that a row's first token sees; None: position 0 in all of them."""
+        if self.window is None or self.kv_lens.max() <= self.window:
+            return None
+        firsts: Int64s = np.maximum(self.starts + 1 - self.window, 0)
+        return firsts
+
+    @property
+    def seen_lens(self) -> Int64s:
+        """[b]: positions that any token of the row sees."""
+        firsts = self.firsts
+        return self.kv_lens if firsts is None else self.kv_lens - firsts
+
+    @property
+    def are_fresh(self) -> NDArray[np.bool_]:
+        """[b]: whether all keys that the row sees are in the step itself, each token's up to its own."""
+        are_fresh = self.starts == 0
+        return are_fresh if self.window is None else are_fresh & (self.num_tokens <= self.window)
 
 
 def make_group(rows: RowLengths, kv: KVTensors, num_heads: int, dtype: torch.dtype) -> AttentionGroup:
@@ -128,12 +151,12 @@ def make_group(rows: RowLengths, kv: KVTensors, num_heads: int, dtype: torch.dty
     is_valid = steps < rows.num_tokens[:, None]
     valid = torch.from_numpy(np.flatnonzero(is_valid)).to(kv.device)
     tokens = _tokens(padded[is_valid], kv)
-    if not rows.starts.any():
+    if rows.are_fresh.all():
         if rows.starts.size == 1:
             return FreshGroup(tokens, None, None)
         return FreshGroup(tokens, torch.from_numpy(padded).to(kv.device), valid)
     slots = _slots(rows, kv)
-    is_seen = np.arange(slots.shape[1]) <= (rows.starts[:, None] + in_row)[:, :, None]
+    is_seen = _is_seen(rows, in_row, slots.shape[1])
     mask = _additive(is_seen, dtype, kv.device)[:, None]
     return ChunkGroup(
         tokens, torch.from_numpy(padded).to(kv.device), valid, torch.from_numpy(slots).to(kv.device), mask
@@ -147,9 +170,9 @@ def _decode_group(rows: RowLengths, kv: KVTensors, num_heads: int, dtype: torch.
     if slots.shape[0] == 1 and slots[0, -1] - slots[0, 0] == slots.shape[1] - 1 and (np.diff(slots[0]) == 1).all():
         first = int(slots[0, 0])
         return ContiguousGroup(tokens, slice(first, first + slots.shape[1]))
-    mask = None
-    if rows.kv_lens.min() < slots.shape[1]:
-        mask = _additive(np.arange(slots.shape[1]) < rows.kv_lens[:, None], dtype, kv.device)
+    mask, seen_lens = None, rows.seen_lens
+    if seen_lens.min() < slots.shape[1]:
+        mask = _additive(np.arange(slots.shape[1]) < seen_lens[:, None], dtype, kv.device)
     if is_indexed:
         kv_heads = kv.keys[0].shape[1]
         in_rows = None if mask is None else mask[:, None]
@@ -165,9 +188,25 @@ def _tokens(flat: Int64s, kv: KVTensors) -> Tokens:
     return torch.from_numpy(flat).to(kv.device)
 
 
+def _is_seen(rows: RowLengths, in_row: Int64s, num_keys: int) -> NDArray[np.bool_]:
+    """[b, l, num_keys]: whether query token `in_row` [b, l] of a row sees the key in its i-th slot."""
+    queries = (rows.starts[:, None] + in_row)[:, :, None]
+    firsts = rows.firsts
+    keys = np.arange(num_keys)
+    if firsts is not None and rows.window is not None:
+        queries = queries - firsts[:, None, None]
+        in_window: NDArray[np.bool_] = (keys <= queries) & (keys > queries - rows.window)
+        return in_window
+    is_seen: NDArray[np.bool_] = keys <= queries
+    return is_seen
+
+
 def _slots(rows: RowLengths, kv: KVTensors) -> Int64s:
-    """[b, longest kv_len]: slot of each position, the row's last one repeated behind its end."""
-    positions = np.minimum(np.arange(rows.kv_lens.max()), rows.kv_lens[:, None] - 1)
+    """[b, longest seen_len]: slot of each position that the row sees, its last one repeated behind its end."""
+    positions = np.arange(rows.seen_lens.max())
+    if (firsts := rows.firsts) is not None:
+        positions = positions + firsts[:, None]
+    positions = np.minimum(positions, rows.kv_lens[:, None] - 1)
     blocks = np.take_along_axis(rows.block_tables, positions // kv.block_size, axis=1)
     slots: Int64s = blocks * kv.block_size + positions % kv.block_size
     return slots

@@ -96,7 +96,7 @@ class ModelRunner:
     def _forward(self, inputs: StepInputs) -> Tensor:
         """[t, hidden_size]"""
         model = self.model
-        attention = PagedAttention(self.kv, inputs, self.batch, model.shape.num_heads, model.dtype)
+        attention = PagedAttention(self.kv, inputs, self.batch, model.shape, model.dtype)
         return model.forward(self._to_device(inputs.token_ids), self._to_device(inputs.positions), attention)
 
     def _sampling_batch(self, inputs: StepInputs) -> SamplingBatch | None:

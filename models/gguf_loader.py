@@ -8,13 +8,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..checkpoints.gguf_file import BLOCKS, GGUFTensor, read_gguf
-from ..checkpoints.llama_weights import llama_weights
+from ..checkpoints.model_weights import model_weights
 from ..checkpoints.shape import ModelShape
 from ..errors import UnsupportedModel
 from .gguf_dequantize import dequantize
+from .gguf_order import in_canonical_order
 from .tensors import StoredTensor
-
-_INTERLEAVED = (".attn_q.weight", ".attn_k.weight")
 
 
 def open_gguf(path: str, shape: ModelShape) -> dict[str, StoredTensor]:
@@ -26,22 +25,12 @@ def open_gguf(path: str, shape: ModelShape) -> dict[str, StoredTensor]:
     # mode "c": pages that nobody writes to stay the file's, and torch takes the arrays without a warning;
     # asarray: slicing a memmap costs several times as much as slicing the plain array over it
     file_bytes = np.asarray(np.memmap(path, dtype=np.uint8, mode="c"))
-    canonical_names = dict(llama_weights(shape).keys())
+    canonical_names = dict(model_weights(shape).keys())
     stored = {}
     for tensor in tensors.values():
         name = canonical_names.get(tensor.name, tensor.name)
-        head_dim = shape.head_dim if tensor.name.endswith(_INTERLEAVED) else None
-        stored[name] = _stored_tensor(file_bytes, path, tensor, name, head_dim)
+        stored[name] = in_canonical_order(_stored_tensor(file_bytes, path, tensor, name), tensor.name, shape)
     return stored
-
-
-def undo_interleaving(rows: Tensor, head_dim: int) -> Tensor:
-    """Rows of whole heads from llama.cpp's order back to the order of two halves.
-
-    llama.cpp rotates neighbouring pairs, so its converter stores row `half * head_dim / 2 + i` of each head at
-    `2 i + half`. rows: [num_heads * head_dim, in_features]; returns the same shape.
-    """
-    return rows.view(-1, head_dim // 2, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
 
 
 def _stored_tensor(
@@ -49,7 +38,6 @@ def _stored_tensor(
     path: str,
     tensor: GGUFTensor,
     name: str,
-    head_dim: int | None,
 ) -> StoredTensor:
     shape = tuple(reversed(tensor.dims))
     row_bytes, rest = divmod(tensor.num_bytes, shape[0])
@@ -60,12 +48,9 @@ def _stored_tensor(
     def read_rows(first: int, last: int) -> Tensor:
         start = tensor.offset + first * row_bytes
         raw = file_bytes[start : start + (last - first) * row_bytes].reshape(last - first, row_bytes)
-        rows = _to_tensor(raw, tensor.type)
-        if head_dim is not None:
-            return undo_interleaving(rows, head_dim)
-        return rows.view(last - first, *shape[1:])
+        return _to_tensor(raw, tensor.type).view(last - first, *shape[1:])
 
-    return StoredTensor(name, shape, tensor.num_bytes, head_dim or 1, read_rows)
+    return StoredTensor(name, shape, tensor.num_bytes, 1, read_rows)
 
 
 def _to_tensor(raw: NDArray[np.uint8], type_name: str) -> Tensor:

@@ -59,7 +59,7 @@ def make_step(lengths, *, dtype=torch.float32, kv_dtype=None, scattered=True):
         np.ones(n, np.bool_).tobytes(),
     )
     batch.apply(plan)
-    attention = PagedAttention(kv, prepare_inputs(batch, plan), batch, HEADS, dtype)
+    attention = PagedAttention(kv, prepare_inputs(batch, plan), batch, SHAPE, dtype)
     q = torch.randn(sum(m for _, m in lengths), HEADS, HEAD_DIM, generator=generator).to(dtype)
     k = torch.cat([k[start:] for (k, _), (start, _) in zip(known, lengths, strict=True)])
     v = torch.cat([v[start:] for (_, v), (start, _) in zip(known, lengths, strict=True)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,9 +76,13 @@ def make_oracle(name: str) -> Oracle:
 
 
 class ContiguousAttention:
-    """Causal attention of one sequence by the textbook formula; all keys and values so far are one tensor a layer."""
+    """Causal attention of one sequence by the textbook formula; all keys and values so far are one tensor a layer.
 
-    def __init__(self) -> None:
+    `windows`: by layer, how many tokens one sees, itself included; empty: all before it.
+    """
+
+    def __init__(self, windows: Sequence[int | None] = ()) -> None:
+        self.windows = windows
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -89,6 +93,8 @@ class ContiguousAttention:
         keys, values = k.repeat_interleave(repeats, 1).float(), v.repeat_interleave(repeats, 1).float()
         scores = torch.einsum("qhd,khd->hqk", q.float(), keys) / q.shape[2] ** 0.5
         visible = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
+        if self.windows and (window := self.windows[layer]) is not None:
+            visible &= torch.ones(len(q), len(k), dtype=torch.bool).triu(len(k) - len(q) - window + 1)
         weights = F.softmax(scores.masked_fill(~visible, float("-inf")), -1)
         return torch.einsum("hqk,khd->qhd", weights, values).reshape(len(q), -1).to(q.dtype)
 

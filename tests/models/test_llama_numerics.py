@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from callboard.checkpoints.shape import Checkpoint
-from callboard.models.llama import rms_norm, rotary_table, rotate
 from callboard.models.load import load_model
-from callboard.models.registry import model_class
+from callboard.models.norms import rms_norm
+from callboard.models.registry import model_family
+from callboard.models.rotary import rotary_table, rotate
 
 CPU = torch.device("cpu")
 TOKENS = torch.tensor([1, 17, 42, 42, 99, 3, 158, 0, 64, 5, 71, 12])
@@ -119,5 +120,5 @@ def test_rms_norm_is_its_formula(dtype, scale):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bytes_are_known_before_loading(oracle, tmp_path, dtype):
-    planned = model_class("llama").planned_bytes(oracle.shape, dtype, CPU, 64)
+    planned = model_family("llama").planned_bytes(oracle.shape, dtype, CPU, 64)
     assert load(oracle, tmp_path, dtype).num_weight_bytes == planned

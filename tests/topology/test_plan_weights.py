@@ -12,7 +12,7 @@ import torch
 from callboard.actors.launch import _cpu_flags
 from callboard.checkpoints.shape import ModelShape
 from callboard.models import linear
-from callboard.models.registry import model_class
+from callboard.models.registry import model_family
 from callboard.topology import Arithmetic, arithmetic_of, topology_from
 from callboard.topology.weights import weight_bytes_of
 
@@ -42,7 +42,7 @@ def test_they_are_what_the_model_plans_to_hold(monkeypatch, shape, dtype, cpu):
     flags, packed, can_pack_half = CPUS[cpu]
     monkeypatch.setattr(linear, "can_pack", lambda dtype: dtype in packed)
     monkeypatch.setattr(linear, "can_pack_half", lambda: can_pack_half)
-    held = model_class("llama").planned_bytes(shape, dtype, torch.device("cpu"), shape.max_position)
+    held = model_family("llama").planned_bytes(shape, dtype, torch.device("cpu"), shape.max_position)
     name = str(dtype).removeprefix("torch.")
     assert weight_bytes_of(shape, arithmetic(name, flags=flags), shape.max_position) == held
 
@@ -62,7 +62,7 @@ def test_the_cpus_flags_tell_what_trying_tells(dtype):
 
 
 def test_a_gpu_shares_a_tied_head_with_the_embedding():
-    held = model_class("llama").planned_bytes(SMOLLM2_135M, torch.bfloat16, torch.device("cuda"), 8192)
+    held = model_family("llama").planned_bytes(SMOLLM2_135M, torch.bfloat16, torch.device("cuda"), 8192)
     assert weight_bytes_of(SMOLLM2_135M, arithmetic("bfloat16", "cuda"), 8192) == held
 
 

@@ -1,0 +1,181 @@
+"""Tiny random models of every family, made by transformers, which is their oracle; and an engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel
+
+from callboard.checkpoints import ModelShape, read_shape, resolve_checkpoint
+from callboard.execution.runner import ModelRunner
+from callboard.mailbox.messages.admission import Admit
+from callboard.mailbox.messages.sampling import SamplingParams
+from callboard.mailbox.messages.steps import StepResult
+from callboard.models import CausalLM, load_model
+from callboard.scheduling.events import Event, WorkerAttached
+from callboard.scheduling.limits import SchedulerLimits
+from callboard.scheduling.scheduler import Scheduler
+
+VOCAB_SIZE, MAX_LEN, BLOCK_SIZE = 160, 128, 4
+WINDOW = 12
+COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_LEN,
+    "initializer_range": 0.1,
+    "attn_implementation": "eager",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+GEMMA3 = {"head_dim": 24, "sliding_window": WINDOW, "query_pre_attn_scalar": 40}
+
+CASES: dict[str, tuple[str, dict[str, object]]] = {
+    "llama-rope3": (
+        "Llama",
+        {"rope_parameters": {**LLAMA3, "rope_theta": 1e4, "original_max_position_embeddings": 32}},
+    ),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
+    "llama-yarn": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 32,
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 24, "num_key_value_heads": 1}),
+    "mistral-window": ("Mistral", {"sliding_window": WINDOW}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
+    "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
+    "qwen3-biases": ("Qwen3", {"head_dim": 16, "attention_bias": True}),
+    "gemma3": ("Gemma3", {**GEMMA3, "sliding_window_pattern": 2}),
+    "gemma3-linear": (
+        "Gemma3",
+        {
+            **GEMMA3,
+            "layer_types": ["full_attention", *["sliding_attention"] * 3],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "gemma3-no-window": ("Gemma3", {**GEMMA3, "sliding_window_pattern": 1, "query_pre_attn_scalar": 24}),
+}
+"""Name -> (prefix of the classes, settings)."""
+
+
+class Loaded(NamedTuple):
+    """The same weights in transformers and here."""
+
+    oracle: PreTrainedModel
+    shape: ModelShape
+    model: CausalLM
+
+
+def make_oracle(name: str) -> PreTrainedModel:
+    """Random weights so large that a wrong order, norm, angle or window moves the logits by far more than rounding."""
+    prefix, settings = CASES[name]
+    config_class = getattr(transformers, {"Gemma3": "Gemma3Text"}.get(prefix, prefix) + "Config")
+    config: PretrainedConfig = config_class(**{**COMMON, **settings})
+    torch.manual_seed(sum(name.encode()))
+    oracle: PreTrainedModel = getattr(transformers, prefix + "ForCausalLM")(config).eval().requires_grad_(False)
+    for parameter_name, parameter in oracle.named_parameters():
+        if "norm" in parameter_name:
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+        elif parameter_name.endswith("bias"):
+            parameter.copy_(0.5 * torch.randn(parameter.shape))
+    return oracle
+
+
+def load(oracle: PreTrainedModel, path: Path, dtype: torch.dtype = torch.float32, **save: object) -> Loaded:
+    """Saved by transformers into `path`, read from there."""
+    oracle.save_pretrained(path, **save)
+    checkpoint = resolve_checkpoint(str(path))
+    shape = read_shape(checkpoint)
+    return Loaded(oracle, shape, load_model(checkpoint, shape, dtype, torch.device("cpu"), MAX_LEN))
+
+
+def make_prompt(seed: int, length: int) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(3, VOCAB_SIZE, length)]
+
+
+def oracle_logits(oracle: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
+    """float32 [len(token_ids), vocab_size]"""
+    logits: torch.Tensor = oracle(torch.tensor([token_ids]), use_cache=False).logits[0].float()
+    return logits
+
+
+def oracle_tokens(oracle: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """Greedy, each token computed from the beginning."""
+    ids = list(prompt)
+    for _ in range(num_tokens):
+        ids.append(int(oracle_logits(oracle, ids)[-1].argmax()))
+    return ids[len(prompt) :]
+
+
+class Engine:
+    """A scheduler and a runner, one step after the other."""
+
+    def __init__(self, model: CausalLM, **limits: object) -> None:
+        settings = {
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 16,
+            "long_prefill_token_threshold": 0,
+            "pipeline_depth": 1,
+            "watermark": 0.0,
+            "max_queued_requests": 100,
+            "max_queued_tokens": 100_000,
+            "num_blocks": 128,
+            "block_size": BLOCK_SIZE,
+            "prefix_caching": False,
+            "max_model_len": MAX_LEN,
+        } | limits
+        self.scheduler = Scheduler(SchedulerLimits(**settings))  # type: ignore[arg-type]
+        self.runner = ModelRunner(
+            model,
+            num_blocks=self.scheduler.limits.num_blocks,
+            block_size=BLOCK_SIZE,
+            kv_dtype=model.dtype,
+            max_num_seqs=self.scheduler.limits.max_num_seqs,
+            max_model_len=MAX_LEN,
+        )
+        self.runner.kv.tensor.fill_(torch.nan)  # a slot that is read unwritten shows up in every token
+        self._step([WorkerAttached(1)])
+
+    def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        """Greedy tokens of all prompts, which come at once."""
+        sampling = SamplingParams(seed=0, temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        events: list[Event] = [
+            Admit(str(index), 0, 1, "t", list(prompt), sampling, (), 0) for index, prompt in enumerate(prompts)
+        ]
+        tokens: list[list[int]] = [[] for _ in prompts]
+        while events:
+            result = self._step(events)
+            events = [] if result is None else [result]
+            for deltas in self.scheduler.collect().deltas.values():
+                for request_id, new in zip(deltas.request_ids, deltas.token_ids, strict=True):
+                    tokens[int(request_id)] += new
+        return tokens
+
+    def _step(self, events: Sequence[Event]) -> StepResult | None:
+        plan = self.scheduler.step(0, events)
+        return None if plan is None else self.runner.run(plan)
