@@ -19,32 +19,10 @@ import msgspec
 import numpy as np
 
 from ..errors import CorruptCheckpoint, ModelNotFound, UnsupportedModel
+from .gguf_types import TENSOR_TYPES, type_name
 
 GGUFScalar = int | float | bool | str
 GGUFValue = GGUFScalar | list[int] | list[float] | list[bool] | list[str]
-
-TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292),
-    20: ("IQ4_NL", 32, 18),
-    23: ("IQ4_XS", 256, 136),
-    30: ("BF16", 1, 2),
-}
-"""Type number -> (name, elements a block, bytes a block) of the tensor types that can be loaded."""
-
-BLOCKS: dict[str, tuple[int, int]] = {name: (elements, size) for name, elements, size in TENSOR_TYPES.values()}
-"""Name -> (elements a block, bytes a block)."""
 
 MAX_METADATA_ENTRIES = 65_536
 MAX_TENSORS = 1_048_576
@@ -294,13 +272,13 @@ class _Head:
         if type_number not in TENSOR_TYPES:
             allowed = ", ".join(sorted(kind[0] for kind in TENSOR_TYPES.values()))
             raise UnsupportedModel(
-                f"{self.path}: tensor {name!r} has type {_type_name(type_number)}, which is not supported",
+                f"{self.path}: tensor {name!r} has type {type_name(type_number)}, which is not supported",
                 advice=f"supported types: {allowed}",
             )
-        type_name, block_elements, block_bytes = TENSOR_TYPES[type_number]
+        name_of_type, block_elements, block_bytes = TENSOR_TYPES[type_number]
         if 0 in dims or dims[0] % block_elements:
             raise CorruptCheckpoint(
-                f"{self.path}: tensor {name!r} of type {type_name} has dimensions {list(dims)}; "
+                f"{self.path}: tensor {name!r} of type {name_of_type} has dimensions {list(dims)}; "
                 f"the first must be a positive multiple of {block_elements}"
             )
         num_elements = 1
@@ -313,13 +291,4 @@ class _Head:
                 f"the file at {self.size:,}",
                 advice="fetch it again",
             )
-        return GGUFTensor(name, dims, type_name, offset, num_bytes)
-
-
-def _type_name(type_number: int) -> str:
-    from gguf.constants import GGMLQuantizationType
-
-    try:
-        return str(GGMLQuantizationType(type_number).name)
-    except ValueError:
-        return f"number {type_number}"
+        return GGUFTensor(name, dims, name_of_type, offset, num_bytes)

@@ -39,9 +39,7 @@ def load_model(
     return family.from_pieces(shape, _pieces(wanted, progress), dtype, device, max_model_len)
 
 
-def _open(
-    checkpoint: Checkpoint, shape: ModelShape, expected: dict[str, tuple[int, ...]]
-) -> dict[str, StoredTensor]:
+def _open(checkpoint: Checkpoint, shape: ModelShape, expected: dict[str, tuple[int, ...]]) -> dict[str, StoredTensor]:
     match checkpoint.format:
         case "gguf":
             return open_gguf(checkpoint.path, shape)

@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file's metadata, built with the `tokenizers` package: byte-level BPE or SentencePiece's BPE."""
+"""The tokenizer in a GGUF file's metadata, built with the `tokenizers` package: byte-level or SentencePiece's BPE."""
 
 from __future__ import annotations
 

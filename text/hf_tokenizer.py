@@ -104,9 +104,7 @@ def _from_sentencepiece(path: Path, config: _TokenizerConfig) -> tokenizers.Toke
         )
     model = read_sentencepiece(path)
     only_first = config.legacy is False
-    backend = build_sentencepiece(
-        model.vocabulary, adds_space=model.adds_space, only_first=only_first, where=str(path)
-    )
+    backend = build_sentencepiece(model.vocabulary, adds_space=model.adds_space, only_first=only_first, where=str(path))
     named = _named_tokens(config)
     begin = named.get("bos_token", "<s>") if config.add_bos_token is not False else ""
     end = named.get("eos_token", "</s>") if config.add_eos_token else ""
