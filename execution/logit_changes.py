@@ -134,7 +134,7 @@ class _Edits:
             self.num_entries += num_entries
 
     def apply_to(self, logits: Tensor, wants_raw: NDArray[np.bool_]) -> dict[int, Tensor]:
-        """Bias, masks, penalties, in this order. Returns the rows as they were that are wanted, bool [k], and change."""
+        """Bias, masks, penalties, in this order. Returns copies of the rows that change and are wanted, bool [k]."""
         kept = [index for index in self._changed if wants_raw[index]]
         raw = dict(zip(kept, logits[kept], strict=True)) if kept else {}
         device = logits.device
