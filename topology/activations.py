@@ -29,10 +29,10 @@ PROMPT_LOGITS = 1 << 21
 """Logits of prompts that are made at a time, in whole rows (execution/prompt_logprobs.py)."""
 _LOGIT_BYTES = 8
 """A row's own logit, and the one that bias, masks and penalties make of it."""
-_CANDIDATE_BYTES, _WAITING_BYTES = 84, 13
+_CANDIDATE_BYTES, _WAITING_BYTES = 76, 17
 """All that is made of a logit that filters keep: sorted candidates, ids, seeds, noise; and what is kept of the next
 rows before that."""
-_NOISY_TOKENS, _NOISE_BYTES = 1 << 14, 100
+_NOISY_TOKENS, _NOISE_BYTES = 1 << 14, 108
 """Tokens whose noise is made at a time (kernels/philox.py), and what that takes of each beside."""
 _COUNT_BYTES = 12
 """A distinct token of a row with penalties, its count, and either once more while a token is put between."""

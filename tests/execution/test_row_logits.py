@@ -1,4 +1,4 @@
-"""The masks of one row: transformers' processors say which tokens are forbidden; contradictions leave what is allowed."""
+"""The masks of one row: transformers' processors say which ids are forbidden; contradictions leave what is allowed."""
 
 from __future__ import annotations
 
