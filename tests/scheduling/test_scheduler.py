@@ -23,6 +23,7 @@ from callboard.tests.scheduling.fake_worker import (
     next_token,
     truth,
 )
+from callboard.topology.boards import MAX_SAMPLING_ENTRIES
 
 
 def shares(plan: StepPlan) -> list[int]:
@@ -500,12 +501,15 @@ def test_an_integrity_check_repairs_and_counts_a_leak() -> None:
 
 
 def test_the_largest_plan_fits_the_bytes_that_the_limits_imply() -> None:
-    """Every row new, named as long as can be, with as many tokens as may travel; then every row gets a block."""
+    """Every row new, named as long as can be, with as many tokens as may travel, and one with full lists of
+    sampling parameters; then every row gets a block."""
     limits = make_limits(pipeline_depth=1, max_num_seqs=32, block_size=1, max_num_batched_tokens=320, max_model_len=64)
     engine = Engine(limits)
     names = [f"{index}".rjust(128, "x") for index in range(32)]
     admits = [make_admit(name, [index % 8 + 1] * 40, choice=2**30, seed=2**64 - 1) for index, name in enumerate(names)]
-    engine.admit(*admits)
+    full = tuple((2**31 - 1 - index, 0.1) for index in range(MAX_SAMPLING_ENTRIES))
+    sampling = msgspec.structs.replace(admits[0].sampling, logit_bias=full)
+    engine.admit(msgspec.structs.replace(admits[0], sampling=sampling), *admits[1:])
     engine.run()  # Engine.pump compares each plan with the slot's size
     engine.check_all_served()
     encoded = max(len(msgspec.msgpack.encode(plan)) for plan in engine.planned)
