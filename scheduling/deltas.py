@@ -8,6 +8,7 @@ import msgspec
 
 from ..mailbox.messages.admission import TokenDeltas
 from ..mailbox.messages.requests import Finish, Refused, TokenLogprobs
+from .prompt_logprobs import GatheredLogprobs
 from .request import Request, RequestKey
 
 
@@ -21,7 +22,18 @@ class Outgoing(msgspec.Struct, frozen=True):
 class _Delta:
     """The unsent tokens of one attempt of one request."""
 
-    __slots__ = ("attempt", "cached_tokens", "finish", "key", "logprobs", "position", "token_ids", "tokenizer")
+    __slots__ = (
+        "attempt",
+        "cached_tokens",
+        "finish",
+        "key",
+        "logprobs",
+        "position",
+        "prompt_logprobs",
+        "prompt_token_ids",
+        "token_ids",
+        "tokenizer",
+    )
 
     def __init__(self, request: Request, position: int) -> None:
         self.key = request.key
@@ -33,6 +45,10 @@ class _Delta:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.finish: Finish | None = None
+        self.prompt_logprobs: GatheredLogprobs | None = None
+        """In the delta that begins with the first token, which stays so when later tokens merge into it."""
+        self.prompt_token_ids: list[int] = []
+        """Only beside `prompt_logprobs`."""
 
 
 class Outbox:
@@ -42,14 +58,17 @@ class Outbox:
         self._deltas: dict[RequestKey, _Delta] = {}
         self._refused: dict[str, list[Refused]] = {}
 
-    def add_token(self, request: Request) -> None:
-        """The request's last known token is new."""
+    def add_token(self, request: Request, prompt_logprobs: GatheredLogprobs | None = None) -> None:
+        """The request's last known token is new; `prompt_logprobs` leave with it, and are not kept."""
         if request.tokenizer is None:
             return
         delta = self._open(request, request.num_output_tokens - 1)
         delta.token_ids.append(request.token_ids[-1])
         if request.logprobs is not None:
             delta.logprobs.append(request.logprobs[-1])
+        if prompt_logprobs is not None:
+            delta.prompt_logprobs = prompt_logprobs
+            delta.prompt_token_ids = request.token_ids[: request.num_prompt_tokens]
 
     def finish(self, request: Request, finish: Finish) -> None:
         """The terminal mark; it rides on the unsent tokens, if there are any."""
@@ -111,4 +130,9 @@ def _message(deltas: list[_Delta]) -> TokenDeltas:
         cached_tokens=[delta.cached_tokens for delta in deltas],
         finishes={row: delta.finish for row, delta in enumerate(deltas) if delta.finish is not None},
         logprobs={row: delta.logprobs for row, delta in enumerate(deltas) if delta.logprobs},
+        prompt_logprobs={
+            row: delta.prompt_logprobs.entries(delta.prompt_token_ids)
+            for row, delta in enumerate(deltas)
+            if delta.prompt_logprobs is not None
+        },
     )
