@@ -15,7 +15,7 @@ from callboard.errors import EndOfStream, WouldBlock
 from callboard.mailbox import Inbox
 from callboard.mailbox.inbox import M
 from callboard.mailbox.waiters import Waiters
-from callboard.tests.scheduling.fake_worker import EOS
+from callboard.tests.scheduling.fake_model import EOS
 from callboard.text import Tokenizer
 
 TOKEN_BYTES = (b"", b"a", b"b", b"c", b"ab", b"bc", b"\xc3", b"\xa9", b" ")

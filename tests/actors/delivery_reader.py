@@ -13,7 +13,7 @@ from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.request import RequestKey
 from callboard.tests.actors.delivery_parts import TOKEN_BYTES, text_of, true_answer
-from callboard.tests.scheduling.fake_worker import truth
+from callboard.tests.scheduling.fake_model import truth
 
 
 class Answer:

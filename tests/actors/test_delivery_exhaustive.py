@@ -23,7 +23,8 @@ from callboard.tests.actors.delivery_parts import make_tokenizer, true_answer
 from callboard.tests.actors.delivery_runs import Request
 from callboard.tests.actors.delivery_world import TROUBLES, Act, World
 from callboard.tests.actors.planted_faults import a_death_of_the_frontend_is_ignored
-from callboard.tests.scheduling.fake_worker import make_admit, make_limits, truth
+from callboard.tests.scheduling.fake_model import truth
+from callboard.tests.scheduling.fake_worker import make_admit, make_limits
 
 LENGTH = Request("ab", SamplingParams(seed=1, max_tokens=2))
 STOP = Request("c", SamplingParams(seed=1, max_tokens=3, stop=("bc",)))

@@ -12,7 +12,9 @@ from callboard.mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from callboard.scheduling.events import TokenizerGone, WorkerAttached, WorkerGone
 from callboard.scheduling.scheduler import Scheduler
 from callboard.scheduling.trial import Trial
-from callboard.tests.scheduling.fake_worker import Engine, ints, make_admit, make_limits, next_token
+from callboard.tests.scheduling.fake_engine import Engine
+from callboard.tests.scheduling.fake_model import next_token
+from callboard.tests.scheduling.fake_worker import ints, make_admit, make_limits
 
 
 def admits(count: int, **changes: object) -> list[object]:

@@ -13,7 +13,8 @@ from callboard.mailbox.messages.requests import Usage
 from callboard.mailbox.messages.steps import StepPlan, StepResult
 from callboard.scheduling.events import Event, WorkerAttached
 from callboard.scheduling.scheduler import Scheduler
-from callboard.tests.scheduling.fake_worker import Engine, ints, make_admit, make_limits
+from callboard.tests.scheduling.fake_engine import Engine
+from callboard.tests.scheduling.fake_worker import ints, make_admit, make_limits
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text())
 

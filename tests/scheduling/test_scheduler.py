@@ -13,16 +13,9 @@ from callboard.mailbox.messages.steps import StepPlan, StepResult
 from callboard.scheduling.events import Event, WorkerAttached, WorkerGone
 from callboard.scheduling.request import RequestState
 from callboard.scheduling.scheduler import Scheduler
-from callboard.tests.scheduling.fake_worker import (
-    EOS,
-    Engine,
-    board_bytes,
-    ints,
-    make_admit,
-    make_limits,
-    next_token,
-    truth,
-)
+from callboard.tests.scheduling.fake_engine import Engine
+from callboard.tests.scheduling.fake_model import EOS, next_token, truth
+from callboard.tests.scheduling.fake_worker import board_bytes, ints, make_admit, make_limits
 
 
 def shares(plan: StepPlan) -> list[int]:
@@ -469,8 +462,9 @@ def test_events_survive_a_journal() -> None:
 
 
 def test_a_plan_bound_defaults_to_the_larger_of_length_and_four_budgets() -> None:
-    assert make_limits(max_model_len=100, max_num_batched_tokens=10).plan_tokens == 100
-    assert make_limits(max_model_len=100, max_num_batched_tokens=64).plan_tokens == 256
+    assert make_limits(max_model_len=100, max_num_batched_tokens=10).plan_tokens == 100 + 4 * 4096
+    assert make_limits(max_model_len=100, max_num_batched_tokens=4121).plan_tokens == 16_484
+    assert make_limits(max_model_len=100, max_num_batched_tokens=4122).plan_tokens == 16_488
     assert make_limits(max_plan_tokens=7).plan_tokens == 7
 
 
@@ -488,6 +482,7 @@ def test_states_after_preempted_are_finished() -> None:
         "ABORTED": "abort",
         "IGNORED": "length",
         "ERROR": "error",
+        "REPETITION": "repetition",
     }
 
 

@@ -29,7 +29,9 @@ from callboard.scheduling.request import Request
 from callboard.scheduling.state import SchedulerState
 from callboard.scheduling.step_log import StepLog
 from callboard.scheduling.trial import Trial
-from callboard.tests.scheduling.fake_worker import Engine, Key, make_admit, make_limits, truth
+from callboard.tests.scheduling.fake_engine import Engine
+from callboard.tests.scheduling.fake_model import truth
+from callboard.tests.scheduling.fake_worker import Key, make_admit, make_limits
 
 TOKENIZERS = ("tokenizer.0", "tokenizer.1")
 PREFIXES = ([], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [2] * 11)
