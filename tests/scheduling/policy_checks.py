@@ -43,7 +43,8 @@ class PolicyCheck:
     def _check_turn(self, admitted: Request, waiting: Request) -> None:
         if self._scheduler.limits.policy == "priority":
             assert claim(admitted) <= claim(waiting), f"{admitted.key} is admitted before {waiting.key}"
-        elif admitted.state is waiting.state:
+        elif admitted.first_row_ns == self._scheduler._state.now_ns:
+            assert waiting.state is RequestState.WAITING, f"{admitted.key} is admitted before a preempted one"
             assert admitted.rank[2] < waiting.rank[2], f"{admitted.key} overtakes {waiting.key}"
 
 

@@ -21,6 +21,7 @@ from callboard.errors import ProtocolViolation
 from callboard.kv_cache.block_pool import BlockPool
 from callboard.mailbox.messages.admission import Admit, Stop
 from callboard.mailbox.messages.requests import Abort
+from callboard.mailbox.messages.sampling import RepetitionDetection
 from callboard.mailbox.messages.steps import StepResult
 from callboard.scheduling import failures
 from callboard.scheduling.deltas import Outbox
@@ -50,6 +51,7 @@ tiny_limits = st.builds(
     max_model_len=st.sampled_from([12, 30]),
     max_plan_tokens=st.sampled_from([None, 8]),
     resume_grace_s=st.sampled_from([5e-9, 50e-9]),
+    policy=st.sampled_from(["fcfs", "priority"]),
 )
 
 prompts = st.builds(
@@ -63,6 +65,12 @@ admissions = st.fixed_dictionaries(
         "cache_salt": st.sampled_from(["", "", "salt"]),
         "logprobs": st.sampled_from([None, None, 0, 2]),
         "tokenizer": st.sampled_from(TOKENIZERS),
+        "min_tokens": st.sampled_from([0, 0, 1, 4]),
+        "stop_token_ids": st.sampled_from([(), (), (5,), (0, 7)]),
+        "prompt_logprobs": st.sampled_from([None, None, 0, 2]),
+        "repetition_detection": st.sampled_from([None, None, RepetitionDetection(2), RepetitionDetection(3, 2, 2)]),
+        "priority": st.integers(-1, 1),
+        "arrival_ns": st.integers(0, 3),
     }
 )
 faults = st.one_of(st.none(), st.none(), st.tuples(st.sampled_from(["raises", "raises", "kills"]), st.integers(0, 12)))
