@@ -11,12 +11,17 @@ from ..mailbox.messages.requests import Finish, Refused, TokenLogprobs
 from .prompt_logprobs import GatheredLogprobs
 from .request import Request, RequestKey
 
+MAX_PROMPT_VALUES = 1 << 20
+"""Numbers in the prompt log-probabilities of one message, unless those of one request alone are more: some 10 MiB."""
+
 
 class Outgoing(msgspec.Struct, frozen=True):
     """Messages to send now, by tokenizer: one `TokenDeltas` each at most."""
 
     deltas: dict[str, TokenDeltas]
     refused: dict[str, list[Refused]]
+    has_more: bool = False
+    """Some deltas were left for a message of their own: collect again."""
 
 
 class _Delta:
@@ -49,6 +54,11 @@ class _Delta:
         """In the delta that begins with the first token, which stays so when later tokens merge into it."""
         self.prompt_token_ids: list[int] = []
         """Only beside `prompt_logprobs`."""
+
+    @property
+    def num_prompt_values(self) -> int:
+        """Numbers in `prompt_logprobs`."""
+        return 0 if self.prompt_logprobs is None else self.prompt_logprobs.num_values
 
 
 class Outbox:
@@ -100,15 +110,24 @@ class Outbox:
         self._refused.setdefault(tokenizer, []).append(refused)
 
     def collect(self, blocked: Container[str] = ()) -> Outgoing:
-        """Everything unsent but the deltas for tokenizers in `blocked`; it counts as sent from now on."""
+        """Everything unsent but the deltas for tokenizers in `blocked`, and what would make a message too large; it
+        counts as sent from now on."""
         by_tokenizer: dict[str, list[_Delta]] = {}
+        num_values: dict[str, int] = {}
         kept: dict[RequestKey, _Delta] = {}
+        has_more = False
         for key, delta in self._deltas.items():
-            if delta.tokenizer in blocked:
+            name = delta.tokenizer
+            num_before = num_values.get(name, 0)
+            num_values[name] = num_before + delta.num_prompt_values
+            is_large = num_before > 0 and num_values[name] > MAX_PROMPT_VALUES and delta.num_prompt_values > 0
+            if name in blocked or is_large:
                 kept[key] = delta
+                has_more |= name not in blocked
                 continue
-            by_tokenizer.setdefault(delta.tokenizer, []).append(delta)
-        outgoing = Outgoing({name: _message(deltas) for name, deltas in by_tokenizer.items()}, self._refused)
+            by_tokenizer.setdefault(name, []).append(delta)
+        messages = {name: _message(deltas) for name, deltas in by_tokenizer.items()}
+        outgoing = Outgoing(messages, self._refused, has_more)
         self._deltas = kept
         self._refused = {}
         return outgoing

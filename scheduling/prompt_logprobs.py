@@ -32,6 +32,11 @@ class GatheredLogprobs:
         """Positions; the first one of the prompt has no log-probability and does not count."""
         self._pieces: list[Piece] = []
 
+    @property
+    def num_values(self) -> int:
+        """Numbers in all entries."""
+        return sum(3 * len(piece.logprobs) + 2 * piece.top_ids.size for piece in self._pieces)
+
     def add(self, piece: Piece) -> None:
         """The next positions."""
         self._pieces.append(piece)

@@ -81,7 +81,8 @@ class Scheduler:
         return orphans.next_deadline_ns(self._state)
 
     def collect(self, blocked: Container[str] = ()) -> Outgoing:
-        """What the tokenizers have not been sent; call it after the plan is published, so that no plan waits for it.
+        """What the tokenizers have not been sent; call it after the plan is published, so that no plan waits for it,
+        and again if there is more.
 
         The tokens for tokenizers in `blocked` stay here, and later ones merge into them.
         """

@@ -9,6 +9,7 @@ import numpy as np
 
 from callboard.mailbox.messages.admission import Admit
 from callboard.mailbox.messages.steps import StepOutcome, StepPlan, StepResult
+from callboard.scheduling.deltas import Outgoing
 from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.scheduler import Scheduler
@@ -74,7 +75,14 @@ class Engine:
             plan = self.scheduler.step(self.tick(), ())
             check.see(plan)
         self.planned += made
-        outgoing = self.scheduler.collect(self.blocked)
+        has_more = True
+        while has_more:
+            outgoing = self.scheduler.collect(self.blocked)
+            has_more = outgoing.has_more
+            self._deliver(outgoing)
+        return made
+
+    def _deliver(self, outgoing: Outgoing) -> None:
         for tokenizer, message in outgoing.deltas.items():
             keys = list(zip(message.request_ids, message.choices, strict=True))
             assert len(set(keys)) == len(keys), "two deltas of one request"
@@ -88,7 +96,6 @@ class Engine:
         for refusals in outgoing.refused.values():
             for refused in refusals:
                 self.clients[refused.request_id, refused.choice].is_ended_here = True
-        return made
 
     def admit(self, *admits: Admit) -> list[StepPlan]:
         for admit in admits:

@@ -10,6 +10,7 @@ from callboard.errors import ProtocolViolation
 from callboard.mailbox.messages.admission import TokenDeltas
 from callboard.mailbox.messages.requests import Abort
 from callboard.mailbox.messages.steps import PromptLogprobs, StepPlan, StepResult
+from callboard.scheduling import deltas
 from callboard.scheduling.events import WorkerAttached
 from callboard.scheduling.request import Request
 from callboard.scheduling.scheduler import Scheduler
@@ -17,6 +18,7 @@ from callboard.tests.scheduling.fake_engine import Engine
 from callboard.tests.scheduling.fake_model import prompt_entries
 from callboard.tests.scheduling.fake_worker import ints, make_admit, make_limits
 
+EMPTY = TokenDeltas([], [], [], [], [], [])
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 1, 3]
 
 
@@ -179,6 +181,29 @@ def test_they_stay_with_the_unsent_first_token_while_later_ones_merge_into_it() 
     assert message.prompt_logprobs == {0: prompt_entries(PROMPT, 2)}
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=TokenDeltas) == message
     engine.clients["a", 0].receive(message, 0)
+    engine.run()
+    engine.check_all_served()
+
+
+@pytest.mark.parametrize(("most", "rows"), [(100_000, [3, 0]), (140, [2, 1]), (126, [2, 1]), (70, [1, 1]), (1, [1, 1])])
+def test_what_waits_for_a_tokenizer_is_sent_in_messages_of_bounded_size(
+    most: int, rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of 3 requests has 9 entries of 3 + 2 * 2 numbers; one without any is in no one's way."""
+    monkeypatch.setattr(deltas, "MAX_PROMPT_VALUES", most)
+    engine = Engine(make_limits(pipeline_depth=1))
+    engine.blocked = {"tokenizer"}
+    engine.admit(*(wants(f"r{n}", [n, *PROMPT[1:]]) for n in (1, 2, 3)), make_admit("plain", [1]))
+    for _ in range(2):
+        engine.run_step()
+    first, second = engine.scheduler.collect(), engine.scheduler.collect()
+    assert len(first.deltas["tokenizer"].request_ids) == rows[0] + 1
+    assert [len(message.deltas.get("tokenizer", EMPTY).prompt_logprobs) for message in (first, second)] == rows
+    assert (first.has_more, second.has_more) == (rows[0] < 3, sum(rows) < 3)
+    for outgoing in (first, second):
+        engine._deliver(outgoing)
+    engine.blocked = set()
+    engine.pump()
     engine.run()
     engine.check_all_served()
 
