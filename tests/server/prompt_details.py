@@ -51,7 +51,7 @@ def details(stream, *, has_logprobs=True):
 
 
 def jumps(stream):
-    """For each choice " ju" and "mps", the second with a held-back part of the first's text; the prompt in the first."""
+    """For each choice " ju" and "mps", the second delta with a part of the first token's text that was held back."""
     k = stream.sampling.logprobs
     tokens = None
     if k is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from fake_frontend import delta, events_of, finish
@@ -85,7 +86,7 @@ async def test_a_stream_has_the_lists_of_the_whole_answer(serve, http, frontend,
     assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
     tokens, offsets = whole["logprobs"]["tokens"], whole["logprobs"]["text_offset"]
     assert len(tokens) == (6 if echo else 2)
-    assert [after - before for before, after in zip(offsets, offsets[1:], strict=False)] == list(map(len, tokens[:-1]))
+    assert [after - before for before, after in pairwise(offsets)] == list(map(len, tokens[:-1]))
     for top in whole["logprobs"]["top_logprobs"][echo:]:
         assert len(top) in (max(logprobs, 1), logprobs + 1)
 
@@ -127,8 +128,9 @@ async def test_a_fault_with_the_prompt_alone_stays_one(serve, http, frontend):
 
 async def test_several_prompts_each_echo_their_own(serve, http, frontend):
     def script(stream):
-        text = stream.prompt.text
-        stream.push(delta("!", [1], end=finish(), prompt=PromptDetails([1], text)))
+        prompt = PromptDetails([1], stream.prompt.text)
+        for choice in range(stream.num_choices):
+            stream.push(delta("!", [1], choice=choice, end=finish(), prompt=prompt))
 
     frontend.script = script
     url = await serve()
