@@ -150,7 +150,8 @@ async def test_a_fault_of_one_prompt_ends_all(serve, http, frontend, last):
         frontend.streams[-1].push(last)
         events = events_of((await response.read()).removeprefix(b"\n"))
     assert events == [answer, "[DONE]"]
-    assert all(stream.closed.is_set() for stream in frontend.streams)
+    for stream in frontend.streams:
+        await stream.closed.wait()
 
 
 async def test_a_client_that_leaves_closes_all_prompts(serve, http, frontend):
