@@ -120,7 +120,7 @@ def check_prompt_logprobs(n: int, num_top: int | None) -> None:
     if num_top is not None and n * (num_top + 1) > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
             f"prompt_logprobs: each of the {n} choices carries {num_top + 1} log-probabilities of each token of its "
-            f"prompt, {n * (num_top + 1)} together; the limit is {MAX_PROMPT_LOGPROBS}: ask for fewer, or once with n=1",
+            f"prompt, {n * (num_top + 1)} together; the limit is {MAX_PROMPT_LOGPROBS}; ask for fewer, or with n=1",
             param="prompt_logprobs",
         )
 
