@@ -14,7 +14,16 @@ import aiohttp
 import pytest
 
 from callboard.actors.frontend_api import ActorStart, Delta, Health
-from callboard.mailbox.messages.requests import AS_IT_IS, Finish, PromptDetails, Usage
+from callboard.mailbox.messages.requests import (
+    AS_IT_IS,
+    Finish,
+    Prompt,
+    PromptDetails,
+    PromptOptions,
+    TextPrompt,
+    Tokenized,
+    Usage,
+)
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.scheduling.statistics import SchedulerStatistics
 from callboard.server import start_server
@@ -93,6 +102,8 @@ class FakeFrontend:
         self.arrivals: asyncio.Queue[FakeStream] = asyncio.Queue()
         self.health_now = Health(True, True, "")
         self.statistics = SchedulerStatistics()
+        self.tokenized: list[tuple[Prompt, PromptOptions]] = []
+        """What `tokenize` was asked."""
 
     def submit(
         self,
@@ -126,6 +137,21 @@ class FakeFrontend:
 
     def scheduler_statistics(self):
         return self.statistics
+
+    async def tokenize(self, prompt, options, *, returns_strings=False):
+        """A token a character, its id the code point modulo the vocabulary; of chat those of the contents."""
+        self.tokenized.append((prompt, options))
+        if self.refusal is not None:
+            raise self.refusal
+        text = prompt.text if isinstance(prompt, TextPrompt) else "".join(m.content or "" for m in prompt.messages)
+        ids = [ord(character) % VOCAB_SIZE for character in text]
+        return Tokenized("fake", 1, ids, list(text) if returns_strings else None)
+
+    async def detokenize(self, token_ids):
+        """`<id>` a token."""
+        if self.refusal is not None:
+            raise self.refusal
+        return "".join(f"<{token_id}>" for token_id in token_ids)
 
     def num_live_requests(self):
         return sum(not stream.closed.is_set() for stream in self.streams)

@@ -1,0 +1,47 @@
+"""The scheduler's figures, as its statistics have them at the scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from ..scheduling.statistics import SchedulerStatistics
+
+
+def engine_families(statistics: SchedulerStatistics) -> Iterable[Metric]:
+    """Gauges and counters of the whole engine, the same whichever frontend is asked."""
+    used_blocks = statistics.num_blocks - statistics.num_free_blocks
+    yield from gauges(
+        ("kv_blocks", "KV blocks of the pool.", statistics.num_blocks),
+        (
+            "kv_blocks_free",
+            "KV blocks that can be allocated at once, cached ones included.",
+            statistics.num_free_blocks,
+        ),
+        ("num_requests_running", "Requests in the batch.", statistics.num_running),
+        ("num_requests_waiting", "Requests that wait, preempted ones included.", statistics.num_waiting),
+        ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", used_blocks / max(1, statistics.num_blocks)),
+    )
+    counters = (
+        ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", statistics.prefix_cache_queries),
+        ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", statistics.prefix_cache_hits),
+        ("num_preemptions", "Requests that gave their blocks back and started over.", statistics.num_preemptions),
+        ("prompt_tokens", "Prompt tokens computed or found in the cache.", statistics.prompt_tokens),
+        ("generation_tokens", "Tokens generated.", statistics.generation_tokens),
+        ("leaked_blocks", "KV blocks that were found without an owner and given back.", statistics.num_leaks),
+        ("steps", "Steps of the engine.", statistics.num_steps),
+        ("steady_steps", "Steps after which the same rows went on.", statistics.num_steady_steps),
+        ("overlapped_steps", "Steady steps whose successor was published early.", statistics.num_overlapped_steps),
+        ("failed_steps", "Steps that raised.", statistics.num_failed_steps),
+        ("resumed_attempts", "Attempts after the first that were taken in.", statistics.num_resumed),
+        ("poisoned_requests", "Requests that made steps fail or workers die.", statistics.num_poisoned),
+    )
+    for name, documentation, value in counters:
+        yield CounterMetricFamily(f"callboard:{name}", documentation, value=value)
+
+
+def gauges(*entries: tuple[str, str, float]) -> Iterable[Metric]:
+    """(name without the prefix, documentation, value) each."""
+    for name, documentation, value in entries:
+        yield GaugeMetricFamily(f"callboard:{name}", documentation, value=value)
