@@ -204,6 +204,7 @@ class Cast:
             read_health=self._read_health,
             read_statistics=self._statistics_reader(),
             read_startup=self._read_startup,
+            has_priorities=start.topology.scheduler.policy == "priority",
         )
         self.frontends.append(frontend)
         self._page.line(start.all_actors.index(name)).mark(phase=Phase.SERVING)

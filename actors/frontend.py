@@ -55,6 +55,7 @@ class Frontend:
         read_health: Callable[[], Health],
         read_statistics: Callable[[], SchedulerStatistics],
         read_startup: Callable[[], list[ActorStart]],
+        has_priorities: bool = False,
     ) -> None:
         self.name = name
         self.inbox = inbox
@@ -62,6 +63,7 @@ class Frontend:
         self.model_name = model_name
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
+        self.has_priorities = has_priorities
         self._tokenizers = dict(tokenizers)
         self._max_live_requests = max_live_requests
         self._turn = itertools.cycle(self._tokenizers)

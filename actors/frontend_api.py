@@ -74,6 +74,8 @@ class FrontendAPI(Protocol):
     model_name: str
     max_model_len: int
     vocab_size: int
+    has_priorities: bool
+    """The scheduler orders by priority; else only priority 0 may be sent."""
 
     def submit(
         self,

@@ -29,9 +29,12 @@ from .generation_request import GenerationRequest
 from .http_errors import unexpected
 from .json_values import check_num_values
 from .metrics import ServerMetrics
+from .prompt_only import without_output
+from .prompt_streams import submit
 from .request_body import ignored_header, parse_body
 from .request_ids import REQUEST_ID, request_id_header
 from .request_timing import RequestTiming
+from .served_model import ServedModel, served_model
 from .whole_choices import collect, unfinished
 
 CLOSE_TIMEOUT_S = 2.0
@@ -85,24 +88,21 @@ class GenerationHandlers:
             )
             request = await self._parser.parse(body, parse)
             del body
-            timing.expect(request.num_choices, max_tokens=request.sampling.max_tokens)
+            timing.expect(request.num_choices, n=request.answer.num_choices, max_tokens=request.sampling.max_tokens)
             return await self._generate(http_request, request, id_prefix, timing)
 
     def _parse_chat(self, body: bytes) -> GenerationRequest:
-        frontend = self._frontend
-        check_num_values(body, frontend.max_model_len)
-        fields = parse_body(body)
-        return parse_chat_request(fields, served_name=frontend.model_name, max_model_len=frontend.max_model_len)
+        model = self._served_model()
+        check_num_values(body, model.max_model_len)
+        return parse_chat_request(parse_body(body), model)
 
     def _parse_completion(self, body: bytes) -> GenerationRequest:
-        frontend = self._frontend
-        check_num_values(body, frontend.max_model_len)
-        return parse_completion_request(
-            parse_body(body),
-            served_name=frontend.model_name,
-            max_model_len=frontend.max_model_len,
-            vocab_size=frontend.vocab_size,
-        )
+        model = self._served_model()
+        check_num_values(body, model.max_model_len)
+        return parse_completion_request(parse_body(body), model)
+
+    def _served_model(self) -> ServedModel:
+        return served_model(self._frontend, self._settings)
 
     async def _generate(
         self, http_request: web.Request, request: GenerationRequest, id_prefix: str, timing: RequestTiming
@@ -111,34 +111,22 @@ class GenerationHandlers:
         headers = {REQUEST_ID: request_id_header(http_request.headers.get(REQUEST_ID))}
         if request.ignored_fields:
             headers["x-ignored-fields"] = ignored_header(request.ignored_fields)
-        stream = self._frontend.submit(
-            request_id,
-            request.prompt,
-            request.sampling,
-            cache_salt=request.cache_salt,
-            returns_prompt=request.returns_token_ids,
-            num_choices=request.num_choices,
-        )
+        stream = submit(self._frontend, request_id, request)
         task = asyncio.current_task()
         assert task is not None
         self._live.add(task)
+        deltas = self._deltas(stream, is_prompt_only=request.is_prompt_only)
         try:
             make_format = ChatFormat if request.endpoint == "chat" else CompletionFormat
-            answer_format = make_format(
-                request_id,
-                self._frontend.model_name,
-                int(time.time()),
-                returns_token_ids=request.returns_token_ids,
-                includes_usage=request.includes_usage,
-            )
+            answer_format = make_format(request_id, self._frontend.model_name, int(time.time()), request.answer)
             if request.streams:
                 chunks = ChunkSequence(
-                    answer_format, num_choices=request.num_choices, includes_usage=request.includes_usage
+                    answer_format, num_choices=request.num_choices, includes_usage=request.answer.includes_usage
                 )
                 writer = EventWriter(http_request, headers, self._settings)
-                return await _answer_in_events(self._deltas(stream), chunks, writer, timing)
-            deltas = await collect(self._deltas(stream), request.num_choices, timing)
-            return await self._answer_whole(http_request, answer_format.whole(deltas), headers, timing)
+                return await _answer_in_events(deltas, chunks, writer, timing)
+            whole = await collect(deltas, request.num_choices, timing)
+            return await self._answer_whole(http_request, answer_format.whole(whole), headers, timing)
         except RequestError as error:
             if error.status >= 500 and error.status != 503:
                 timing.end("error")
@@ -153,11 +141,11 @@ class GenerationHandlers:
             timing.end("abort")
             stream.close()
 
-    async def _deltas(self, stream: RequestStream) -> AsyncIterator[Delta]:
+    async def _deltas(self, stream: RequestStream, *, is_prompt_only: bool) -> AsyncIterator[Delta]:
         """The stream's deltas; Unavailable in place of the cancellation by `close`."""
         try:
             async for delta in stream:
-                yield delta
+                yield without_output(delta) if is_prompt_only else delta
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self._is_closing or task is None:

@@ -12,11 +12,13 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from .answer_objects import Answer, ChatChoice, ChatChunkChoice, CompletionChoice
-from .chat_request import ChatFields, MessageFields
+from .chat_messages import MessageFields
+from .chat_request import ChatFields
 from .completion_request import CompletionFields
 from .request_fields import SharedFields
+from .sampling_fields import SamplingFields
 from .tokenize_request import PROMPT_FIELDS, TokenizeFields
-from .unsupported_fields import NO_EFFECT, SPECIAL_TOKENS_IN_CHAT, SPECIAL_TOKENS_IN_TEXT, UNSUPPORTED, Field
+from .unsupported_fields import NO_EFFECT, UNSUPPORTED, Field
 
 Messages = Annotated[list[MessageFields], Meta(min_length=1)]
 _FieldSpec = tuple[str, object] | tuple[str, object, object]
@@ -47,26 +49,38 @@ def accepted_types(fields: Mapping[str, Field[object]], idle: Iterable[str]) -> 
 
 
 def _generating(
-    name: str,
-    documentation: str,
-    own: type[msgspec.Struct],
-    types: dict[str, object],
-    endpoint_fields: dict[str, Field[object]],
+    name: str, documentation: str, own: type[msgspec.Struct], types: dict[str, object]
 ) -> type[msgspec.Struct]:
-    """A generating request: what is acted on stands before what is not, of the same name."""
-    structs = (SharedFields, own)
+    """A generating request: its fields that are acted on, and those that are accepted."""
+    structs = (SharedFields, SamplingFields, own)
     acted_on = {field for struct in structs for field in struct.__struct_fields__}
-    others = accepted_types({**UNSUPPORTED, **endpoint_fields}, NO_EFFECT)
+    others = accepted_types(UNSUPPORTED, NO_EFFECT)
     return merged_type(
         name, documentation, structs, {**types, **{key: value for key, value in others.items() if key not in acted_on}}
     )
 
 
+LogitBias = dict[str, float] | None
+"""Token id, as JSON writes names, -> bias."""
+TemplateVariables = dict[str, Any] | None
+Documents = list[dict[str, Any]] | None
+
 ChatCompletionRequest = _generating(
-    "ChatCompletionRequest", "Messages to answer.", ChatFields, {"messages": Messages}, SPECIAL_TOKENS_IN_CHAT
+    "ChatCompletionRequest",
+    "Messages to answer.",
+    ChatFields,
+    {
+        "messages": Messages,
+        "logit_bias": LogitBias,
+        "chat_template_kwargs": TemplateVariables,
+        "documents": Documents,
+    },
 )
 CompletionRequest = _generating(
-    "CompletionRequest", "A prompt to continue.", CompletionFields, {"prompt": PromptOrPrompts}, SPECIAL_TOKENS_IN_TEXT
+    "CompletionRequest",
+    "A prompt to continue.",
+    CompletionFields,
+    {"prompt": PromptOrPrompts, "logit_bias": LogitBias},
 )
 TokenizeRequest = merged_type(
     "TokenizeRequest",
@@ -75,6 +89,8 @@ TokenizeRequest = merged_type(
     {
         "prompt": str | None,
         "messages": Messages | None,
+        "chat_template_kwargs": TemplateVariables,
+        "documents": Documents,
         **accepted_types({name: UNSUPPORTED[name] for name in PROMPT_FIELDS & UNSUPPORTED.keys()}, ()),
     },
 )

@@ -14,6 +14,7 @@ from .body_parser import BodyParser
 from .body_reader import BodyBudget, BodyShare, read_body
 from .json_values import check_num_values
 from .request_body import RequestBody, ignored_header, parse_body
+from .served_model import served_model
 from .service_endpoints import json_response
 from .tokenize_request import (
     DetokenizeRequest,
@@ -54,7 +55,7 @@ class TokenizeHandlers:
         frontend = self._frontend
 
         def parse(body: RequestBody) -> TokenizeRequest:
-            return parse_tokenize_request(body, served_name=frontend.model_name)
+            return parse_tokenize_request(body, served_model(frontend, self._settings))
 
         with self._bodies.share() as share:
             request = await self._parsed(http_request, share, parse)
@@ -71,7 +72,7 @@ class TokenizeHandlers:
         frontend = self._frontend
 
         def parse(body: RequestBody) -> DetokenizeRequest:
-            return parse_detokenize_request(body, served_name=frontend.model_name, vocab_size=frontend.vocab_size)
+            return parse_detokenize_request(body, served_model(frontend, self._settings))
 
         with self._bodies.share() as share:
             request = await self._parsed(http_request, share, parse)

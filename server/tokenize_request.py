@@ -6,12 +6,15 @@ import msgspec
 
 from ..errors import InvalidRequest
 from ..mailbox.messages.requests import ChatPrompt, Prompt, PromptOptions, TextPrompt
-from .chat_request import _message, _unknown
+from .chat_messages import chat_messages, unseen_fields
 from .request_body import RequestBody
-from .request_fields import SharedFields, check_model
+from .request_fields import SharedFields, check_shared
+from .served_model import ServedModel
+from .template_fields import opens_answer, template_kwargs
+from .token_lists import check_ids
 from .unsupported_fields import NO_EFFECT, refuse_unsupported
 
-PROMPT_FIELDS = frozenset({"tools", "functions", "chat_template", "documents", "mm_processor_kwargs"})
+PROMPT_FIELDS = frozenset({"tools", "functions", "chat_template", "mm_processor_kwargs"})
 """Fields of generating requests that would change the tokens of a prompt."""
 
 
@@ -29,6 +32,7 @@ class TokenizeFields(msgspec.Struct, frozen=True):
     """Messages: default true, false with `continue_final_message`."""
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, msgspec.Raw] | None = None
+    documents: list[msgspec.Raw] | None = None
 
 
 class DetokenizeFields(msgspec.Struct, frozen=True):
@@ -58,39 +62,35 @@ _TOKENIZE_DECODER = msgspec.json.Decoder(TokenizeFields)
 _DETOKENIZE_DECODER = msgspec.json.Decoder(DetokenizeFields)
 
 
-def parse_tokenize_request(body: RequestBody, *, served_name: str) -> TokenizeRequest:
+def parse_tokenize_request(body: RequestBody, model: ServedModel) -> TokenizeRequest:
     """Raises InvalidRequest, NotSupportedYet, UnknownModel."""
     fields = body.decode(_TOKENIZE_DECODER)
-    check_model(SharedFields(model=fields.model), served_name)
+    check_shared(SharedFields(model=fields.model), model)
     ignored = _ignored(body, TokenizeFields)
-    has_text = fields.prompt is not None
-    if has_text == (fields.messages is not None):
-        which = "not both" if has_text else "one of them is needed"
-        raise InvalidRequest(f"prompt or messages: {which}", param="messages" if has_text else "prompt")
+    if (fields.prompt is None) == (fields.messages is None):
+        which = "one of them is needed" if fields.prompt is None else "not both"
+        raise InvalidRequest(f"prompt or messages: {which}", param="prompt" if fields.prompt is None else "messages")
     prompt: Prompt
-    if fields.prompt is not None:
+    if fields.messages is None:
         prompt = _text_prompt(fields.prompt)
+        options = PromptOptions(add_special_tokens=fields.add_special_tokens)
     else:
-        assert fields.messages is not None
-        prompt = ChatPrompt(tuple(_message(raw, f"messages[{index}]") for index, raw in enumerate(fields.messages)))
-        ignored += [name for index, raw in enumerate(fields.messages) for name in _unknown(raw, f"messages[{index}]")]
-    return TokenizeRequest(prompt, _options(body, fields), bool(fields.return_token_strs), ignored)
+        prompt = ChatPrompt(chat_messages(fields.messages))
+        options = _chat_options(body, fields, prompt)
+        ignored += unseen_fields(fields.messages)
+    return TokenizeRequest(prompt, options, bool(fields.return_token_strs), ignored)
 
 
-def parse_detokenize_request(body: RequestBody, *, served_name: str, vocab_size: int) -> DetokenizeRequest:
+def parse_detokenize_request(body: RequestBody, model: ServedModel) -> DetokenizeRequest:
     """Raises InvalidRequest, UnknownModel."""
     fields = body.decode(_DETOKENIZE_DECODER)
-    check_model(SharedFields(model=fields.model), served_name)
-    for token_id in (min(fields.tokens, default=0), max(fields.tokens, default=0)):
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequest(
-                f"tokens: token id {token_id} is out of vocabulary: the ids of this model are 0 to {vocab_size - 1}",
-                param="tokens",
-            )
+    check_shared(SharedFields(model=fields.model), model)
+    if fields.tokens:
+        check_ids(fields.tokens, "tokens", model.vocab_size)
     return DetokenizeRequest(fields.tokens, _ignored(body, DetokenizeFields))
 
 
-def _text_prompt(prompt: str | list[msgspec.Raw]) -> TextPrompt:
+def _text_prompt(prompt: str | list[msgspec.Raw] | None) -> TextPrompt:
     if not isinstance(prompt, str):
         raise InvalidRequest(
             "prompt: /tokenize takes one text; send several prompts one by one, and token ids to /detokenize",
@@ -99,24 +99,17 @@ def _text_prompt(prompt: str | list[msgspec.Raw]) -> TextPrompt:
     return TextPrompt(prompt)
 
 
-def _options(body: RequestBody, fields: TokenizeFields) -> PromptOptions:
-    continues = bool(fields.continue_final_message)
-    if fields.messages is None:
-        return PromptOptions(add_special_tokens=fields.add_special_tokens)
-    if not fields.messages:
-        raise InvalidRequest("messages must hold at least one message", param="messages")
-    if continues and fields.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message and add_generation_prompt exclude each other: the last message is left open, or a "
-            "new one is opened",
-            param="add_generation_prompt",
-        )
-    opens_answer = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
+def _chat_options(body: RequestBody, fields: TokenizeFields, prompt: ChatPrompt) -> PromptOptions:
+    kwargs, documents = (
+        body.fields[name] if getattr(fields, name) else None for name in ("chat_template_kwargs", "documents")
+    )
     return PromptOptions(
         add_special_tokens=fields.add_special_tokens,
-        add_generation_prompt=opens_answer,
-        continue_final_message=continues,
-        template_kwargs=bytes(body.fields["chat_template_kwargs"]) if fields.chat_template_kwargs else b"",
+        add_generation_prompt=opens_answer(
+            fields.add_generation_prompt, fields.continue_final_message, prompt.messages
+        ),
+        continue_final_message=bool(fields.continue_final_message),
+        template_kwargs=template_kwargs(kwargs, documents),
     )
 
 
@@ -128,5 +121,5 @@ def _ignored(body: RequestBody, fields: type[msgspec.Struct]) -> list[str]:
     """
     own = frozenset(fields.__struct_fields__)
     looked_at = {name: raw for name, raw in body.fields.items() if name in PROMPT_FIELDS or name in NO_EFFECT}
-    unknown = refuse_unsupported(RequestBody(body.body, looked_at), supported=own, endpoint_fields={})
+    unknown = refuse_unsupported(RequestBody(body.body, looked_at), supported=own)
     return [name for name in body.fields if name not in own and (name not in looked_at or name in unknown)]

@@ -94,6 +94,8 @@ class ServerSection(Struct, frozen=True, forbid_unknown_fields=True):
     """On SIGTERM running requests get so long to finish [seconds]. static"""
     metrics_compat: Literal["none", "vllm"] = "none"
     """Whose names /metrics has beside its own. static"""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """Log-probabilities before or after bias, penalties, temperature and filters; requests may choose. static"""
 
 
 class SupervisionSection(Struct, frozen=True, forbid_unknown_fields=True):

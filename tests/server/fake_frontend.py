@@ -96,6 +96,7 @@ def hello(stream: FakeStream) -> None:
 class FakeFrontend:
     def __init__(self, script: Callable[[FakeStream], None] = hello):
         self.model_name, self.max_model_len, self.vocab_size = MODEL, MAX_MODEL_LEN, VOCAB_SIZE
+        self.has_priorities = False
         self.script = script
         self.refusal: Exception | None = None
         self.streams: list[FakeStream] = []
