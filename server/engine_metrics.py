@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ..scheduling.statistics import SchedulerStatistics
+from ..topology.schema import KVCacheSection
 
 
-def engine_families(statistics: SchedulerStatistics) -> Iterable[Metric]:
+def engine_families(statistics: SchedulerStatistics, kv_cache: KVCacheSection) -> Iterable[Metric]:
     """Gauges and counters of the whole engine, the same whichever frontend is asked."""
+    yield _cache_config(statistics, kv_cache)
     used_blocks = statistics.num_blocks - statistics.num_free_blocks
     yield from gauges(
         ("kv_blocks", "KV blocks of the pool.", statistics.num_blocks),
@@ -39,6 +41,18 @@ def engine_families(statistics: SchedulerStatistics) -> Iterable[Metric]:
     )
     for name, documentation, value in counters:
         yield CounterMetricFamily(f"callboard:{name}", documentation, value=value)
+
+
+def _cache_config(statistics: SchedulerStatistics, kv_cache: KVCacheSection) -> Metric:
+    """1, with labels that routers read under these names, whatever the device."""
+    labels = {
+        "block_size": str(kv_cache.block_size),
+        "num_gpu_blocks": str(statistics.num_blocks),
+        "enable_prefix_caching": str(kv_cache.prefix_caching),
+    }
+    family = GaugeMetricFamily("callboard:cache_config_info", "How the KV cache is set up.", labels=list(labels))
+    family.add_metric(list(labels.values()), 1)
+    return family
 
 
 def gauges(*entries: tuple[str, str, float]) -> Iterable[Metric]:

@@ -76,7 +76,7 @@ class ServerMetrics(Collector):
 
     def _shared_families(self) -> Iterable[Metric]:
         """Of the engine and of requests."""
-        yield from engine_families(self._frontend.scheduler_statistics())
+        yield from engine_families(self._frontend.scheduler_statistics(), self._frontend.kv_cache)
         yield from self.requests.families()
 
 

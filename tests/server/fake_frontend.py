@@ -27,7 +27,7 @@ from callboard.mailbox.messages.requests import (
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.scheduling.statistics import SchedulerStatistics
 from callboard.server import start_server
-from callboard.topology.schema import ServerSection
+from callboard.topology.schema import KVCacheSection, ServerSection
 
 MODEL = "fake/model-1"
 MAX_MODEL_LEN = 64
@@ -97,6 +97,7 @@ class FakeFrontend:
     def __init__(self, script: Callable[[FakeStream], None] = hello):
         self.model_name, self.max_model_len, self.vocab_size = MODEL, MAX_MODEL_LEN, VOCAB_SIZE
         self.has_priorities = False
+        self.kv_cache = KVCacheSection(block_size=8, num_blocks=100, prefix_caching=False)
         self.script = script
         self.refusal: Exception | None = None
         self.streams: list[FakeStream] = []
