@@ -8,7 +8,7 @@ from ..errors import InvalidRequest
 from ..mailbox.messages.requests import ChatPrompt, PromptOptions
 from .chat_messages import chat_messages, unseen_fields
 from .generation_request import AnswerOptions, GenerationRequest, stream_usage
-from .request_body import RequestBody, is_null
+from .request_body import NULL, RequestBody
 from .request_fields import (
     SHARED_DECODER,
     SHARED_NAMES,
@@ -34,8 +34,8 @@ class ChatFields(msgspec.Struct, frozen=True):
     echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: msgspec.Raw | None = None
-    documents: msgspec.Raw | None = None
+    chat_template_kwargs: msgspec.Raw = NULL
+    documents: msgspec.Raw = NULL
 
 
 _CHAT_DECODER = msgspec.json.Decoder(ChatFields)
@@ -84,14 +84,9 @@ def parse_chat_request(body: RequestBody, model: ServedModel) -> GenerationReque
             truncate_prompt_tokens=shared.truncate_prompt_tokens,
             add_generation_prompt=opens_answer(fields.add_generation_prompt, fields.continue_final_message, messages),
             continue_final_message=bool(fields.continue_final_message),
-            template_kwargs=template_kwargs(_given(fields.chat_template_kwargs), _given(fields.documents)),
+            template_kwargs=template_kwargs(fields.chat_template_kwargs, fields.documents),
         ),
         returns_prompt=has_running_usage or bool(shared.return_token_ids),
         streams=bool(shared.stream),
         ignored_fields=ignored,
     )
-
-
-def _given(raw: msgspec.Raw | None) -> msgspec.Raw | None:
-    """None for null, which `Raw` keeps as it stands."""
-    return None if raw is None or is_null(raw) else raw

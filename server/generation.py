@@ -34,7 +34,7 @@ from .prompt_streams import submit
 from .request_body import ignored_header, parse_body
 from .request_ids import REQUEST_ID, request_id_header
 from .request_timing import RequestTiming
-from .served_model import ServedModel, served_model
+from .served_model import served_model
 from .whole_choices import collect, unfinished
 
 CLOSE_TIMEOUT_S = 2.0
@@ -55,6 +55,7 @@ class GenerationHandlers:
         self._frontend = frontend
         self._settings = settings
         self._metrics = metrics
+        self._model = served_model(frontend, settings)
         self._live: set[asyncio.Task[object]] = set()
         self._is_closing = False
         self._bodies = bodies
@@ -92,17 +93,12 @@ class GenerationHandlers:
             return await self._generate(http_request, request, id_prefix, timing)
 
     def _parse_chat(self, body: bytes) -> GenerationRequest:
-        model = self._served_model()
-        check_num_values(body, model.max_model_len)
-        return parse_chat_request(parse_body(body), model)
+        check_num_values(body, self._model.max_model_len)
+        return parse_chat_request(parse_body(body), self._model)
 
     def _parse_completion(self, body: bytes) -> GenerationRequest:
-        model = self._served_model()
-        check_num_values(body, model.max_model_len)
-        return parse_completion_request(parse_body(body), model)
-
-    def _served_model(self) -> ServedModel:
-        return served_model(self._frontend, self._settings)
+        check_num_values(body, self._model.max_model_len)
+        return parse_completion_request(parse_body(body), self._model)
 
     async def _generate(
         self, http_request: web.Request, request: GenerationRequest, id_prefix: str, timing: RequestTiming

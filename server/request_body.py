@@ -16,6 +16,7 @@ from ..errors import InvalidRequest
 T = TypeVar("T")
 
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
+NULL = msgspec.Raw(b"null")
 _NULL = re.compile(rb"\s*null\s*")
 
 MAX_IGNORED_NAMES = 32

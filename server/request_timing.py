@@ -1,4 +1,8 @@
-"""The times of one request, taken as its deltas arrive in the server; for streams and whole answers alike."""
+"""The times of one request, taken as its deltas arrive in the server; for streams and whole answers alike.
+
+An HTTP request is one request here, whatever its `n` and however many prompts it has: it has one first token, that of
+whichever choice was first, and it ends with the last of its choices.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import msgspec
 
 from ..errors import InvalidRequest
 from ..mailbox.messages.requests import ChatMessage
-from .request_body import decode_field
+from .request_body import decode_field, is_null
 
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
@@ -18,13 +18,13 @@ _RAW_OBJECT_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _OBJECTS_DECODER = msgspec.json.Decoder(list[dict[str, object]])
 
 
-def template_kwargs(kwargs: msgspec.Raw | None, documents: msgspec.Raw | None) -> bytes:
+def template_kwargs(kwargs: msgspec.Raw, documents: msgspec.Raw) -> bytes:
     """A JSON object for the template, empty if there is nothing in it. Raises InvalidRequest.
 
     All of it is decoded to be checked (depth, text that is no Unicode), and passed on as it came.
     """
     variables: dict[str, msgspec.Raw] = {}
-    if kwargs is not None:
+    if not is_null(kwargs):
         decode_field(kwargs, _OBJECT_DECODER, "chat_template_kwargs")
         variables = decode_field(kwargs, _RAW_OBJECT_DECODER, "chat_template_kwargs")
         for name in sorted(RESERVED & variables.keys()):
@@ -32,7 +32,7 @@ def template_kwargs(kwargs: msgspec.Raw | None, documents: msgspec.Raw | None) -
                 f"chat_template_kwargs: {name!r} is not a variable to set here; some are fields of the request",
                 param=f"chat_template_kwargs.{name}",
             )
-    if documents is not None and decode_field(documents, _OBJECTS_DECODER, "documents"):
+    if not is_null(documents) and decode_field(documents, _OBJECTS_DECODER, "documents"):
         variables["documents"] = documents
     return msgspec.json.encode(variables) if variables else b""
 

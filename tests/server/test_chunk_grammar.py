@@ -15,6 +15,7 @@ from callboard.errors import EngineFailure
 from callboard.mailbox.messages.requests import PromptDetails, TokenText
 from callboard.server.answer_format import ChatFormat, CompletionFormat
 from callboard.server.chunk_sequence import ChunkSequence, StreamState
+from callboard.server.generation_request import AnswerOptions
 from callboard.server.metrics import ServerMetrics
 from callboard.server.request_timing import RequestTiming
 from callboard.server.whole_choices import collect
@@ -67,12 +68,15 @@ def scripts(draw):
     return num_choices, deltas
 
 
-def make_format(kind, includes_usage):
-    return kind("id-1", "m", 17, returns_token_ids=True, includes_usage=includes_usage)
+def make_format(kind, num_choices, includes_usage):
+    options = AnswerOptions(num_choices=num_choices, returns_token_ids=True, includes_usage=includes_usage)
+    return kind("id-1", "m", 17, options)
 
 
 def make_sequence(kind, num_choices, includes_usage):
-    return ChunkSequence(make_format(kind, includes_usage), num_choices=num_choices, includes_usage=includes_usage)
+    return ChunkSequence(
+        make_format(kind, num_choices, includes_usage), num_choices=num_choices, includes_usage=includes_usage
+    )
 
 
 def whole_answer(kind, num_choices, deltas):
@@ -81,7 +85,7 @@ def whole_answer(kind, num_choices, deltas):
         stream.push(*deltas)
         return await collect(stream, num_choices, RequestTiming(ServerMetrics(FakeFrontend())))
 
-    answer = msgspec.to_builtins(make_format(kind, False).whole(asyncio.run(run())))
+    answer = msgspec.to_builtins(make_format(kind, num_choices, False).whole(asyncio.run(run())))
     assert [choice["index"] for choice in answer["choices"]] == list(range(num_choices))
     check_usage(answer["usage"], num_choices)
     return answer
