@@ -7,7 +7,7 @@ import msgspec
 from ..errors import InvalidRequest
 from ..mailbox.messages.requests import ChatPrompt, Prompt, PromptOptions, TextPrompt
 from .chat_messages import chat_messages, unseen_fields
-from .request_body import RequestBody
+from .request_body import NULL, RequestBody
 from .request_fields import SharedFields, check_shared
 from .served_model import ServedModel
 from .template_fields import opens_answer, template_kwargs
@@ -31,8 +31,8 @@ class TokenizeFields(msgspec.Struct, frozen=True):
     add_generation_prompt: bool | None = None
     """Messages: default true, false with `continue_final_message`."""
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, msgspec.Raw] | None = None
-    documents: list[msgspec.Raw] | None = None
+    chat_template_kwargs: msgspec.Raw = NULL
+    documents: msgspec.Raw = NULL
 
 
 class DetokenizeFields(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ def parse_tokenize_request(body: RequestBody, model: ServedModel) -> TokenizeReq
         options = PromptOptions(add_special_tokens=fields.add_special_tokens)
     else:
         prompt = ChatPrompt(chat_messages(fields.messages))
-        options = _chat_options(body, fields, prompt)
+        options = _chat_options(fields, prompt)
         ignored += unseen_fields(fields.messages)
     return TokenizeRequest(prompt, options, bool(fields.return_token_strs), ignored)
 
@@ -99,17 +99,14 @@ def _text_prompt(prompt: str | list[msgspec.Raw] | None) -> TextPrompt:
     return TextPrompt(prompt)
 
 
-def _chat_options(body: RequestBody, fields: TokenizeFields, prompt: ChatPrompt) -> PromptOptions:
-    kwargs, documents = (
-        body.fields[name] if getattr(fields, name) else None for name in ("chat_template_kwargs", "documents")
-    )
+def _chat_options(fields: TokenizeFields, prompt: ChatPrompt) -> PromptOptions:
     return PromptOptions(
         add_special_tokens=fields.add_special_tokens,
         add_generation_prompt=opens_answer(
             fields.add_generation_prompt, fields.continue_final_message, prompt.messages
         ),
         continue_final_message=bool(fields.continue_final_message),
-        template_kwargs=template_kwargs(kwargs, documents),
+        template_kwargs=template_kwargs(fields.chat_template_kwargs, fields.documents),
     )
 
 
