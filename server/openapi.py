@@ -120,8 +120,8 @@ def _operation(endpoint: Endpoint, described: _Described, *, has_keys: bool) -> 
     responses = {status: _response("As asked for.", content, described) for status, content in endpoint.answers.items()}
     for status in {*endpoint.errors, *((401,) if needs_key else ())}:
         responses[status] = _response(ERRORS[status], {JSON: ErrorBody}, described)
-    if 429 in responses:
-        responses[429]["headers"]["retry-after"] = {"$ref": "#/components/headers/retry-after"}
+    for status in {429, 503} & set(endpoint.errors):
+        responses[status]["headers"]["retry-after"] = {"$ref": "#/components/headers/retry-after"}
     operation["responses"] = {str(status): responses[status] for status in sorted(responses)}
     return operation
 

@@ -121,7 +121,7 @@ async def test_what_the_engine_refuses(serve, http, frontend, path):
     for error, status, retry_after in (
         (InvalidRequest("the template says no", param="messages"), 400, None),
         (Overloaded("full", retry_after_s=3), 429, "3"),
-        (Unavailable("draining"), 503, None),
+        (Unavailable("draining"), 503, "1"),
     ):
         frontend.refusal = error
         got, answer, headers = await post(http, url, path, {"prompt": "a", "tokens": [1]})
