@@ -27,8 +27,6 @@ MAX_BYTES = 1 << 24
 
 Question = Tokenize | Detokenize
 Answer = Tokenized | Detokenized
-InThread = Callable[[str, Callable[[Question], Answer | None], Question], Awaitable[Answer | None]]
-"""(name of the question, work, its argument): does the work in the encode thread."""
 
 
 class Answers:
@@ -68,10 +66,10 @@ class Answers:
         """The frontend died."""
         self._open = {name: question for name, question in self._open.items() if question.frontend != frontend}
 
-    async def answer(self, question: Question, in_thread: InThread) -> None:
-        """Send the answer, or why there is none, if it is still wanted then."""
+    async def answer(self, question: Question, find: Callable[[Question], Awaitable[Answer | None]]) -> None:
+        """Send what `find` gives, or why there is nothing, if it is still wanted then. It calls `find` in a thread."""
         try:
-            answer = await in_thread(question.request_id, self._find, question)
+            answer = await find(question)
         except RequestError as error:
             self.refuse(question, error)
         except Exception as error:  # it belongs to this question alone: the template, or text that no tokenizer takes
@@ -90,7 +88,7 @@ class Answers:
             del self._open[question.request_id]
             self._frontends[question.frontend].post(answer)
 
-    def _find(self, question: Question) -> Answer | None:
+    def find(self, question: Question) -> Answer | None:
         """In a thread. None, and the question is not looked at, if it was withdrawn.
 
         Raises InvalidRequest, and whatever template and vocabulary raise.

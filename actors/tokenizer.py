@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar, assert_never
 
 from ..errors import EngineFailure, InvalidRequest, Overloaded, ProtocolViolation, RequestError
@@ -30,7 +32,7 @@ from ..mailbox.messages.requests import (
 )
 from ..shm_queue import ProgressLine, mark_of
 from ..text import Tokenizer
-from .answers import Answers, Question
+from .answers import Answer, Answers, Question
 from .faults import Faults
 from .prompt_encoder import EncodedPrompt, PromptEncoder
 from .refusals import refused
@@ -130,7 +132,7 @@ class TokenizerActor:
     async def _admit(self, resume: Resume) -> None:
         generate = resume.generate
         try:
-            prepared = await self._in_thread(generate.request_id, self._prepare, resume)
+            prepared = await self._in_thread(self._prepare, resume)
         except RequestError as error:
             self._refuse(resume, error)
             return
@@ -164,10 +166,11 @@ class TokenizerActor:
         if not self._is_wanted(resume):
             return None
         generate = resume.generate
-        prompt = self._encoder.encode(generate)
-        states = [TextState(self._tokenizer, generate, d, prompt.token_ids, prompt.text) for d in resume.delivered]
-        for state in states:
-            state.catch_up()
+        with self._in_hand(generate.request_id):
+            prompt = self._encoder.encode(generate)
+            states = [TextState(self._tokenizer, generate, d, prompt.token_ids, prompt.text) for d in resume.delivered]
+            for state in states:
+                state.catch_up()
         return prompt, states
 
     def _answer_soon(self, question: Question) -> None:
@@ -177,21 +180,29 @@ class TokenizerActor:
             self._answers.refuse(question, Overloaded(f"{limit}; try again later"))
         else:
             self._num_encodings += 1
-            self.faults.start(self._answers.answer(question, self._in_thread))
+            self.faults.start(self._answers.answer(question, partial(self._in_thread, self._find)))
 
-    async def _in_thread(self, request_id: str, work: Callable[[A], T], argument: A) -> T:
+    def _find(self, question: Question) -> Answer | None:
+        """In a thread."""
+        with self._in_hand(question.request_id):
+            return self._answers.find(question)
+
+    # Threads
+
+    async def _in_thread(self, work: Callable[[A], T], argument: A) -> T:
         """What `work` returns or raises; it was counted in `_num_encodings` before."""
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._threads, self._in_hand, request_id, work, argument)
+            return await loop.run_in_executor(self._threads, work, argument)
         finally:
             self._num_encodings -= 1
 
-    def _in_hand(self, request_id: str, work: Callable[[A], T], argument: A) -> T:
-        """In a thread: does the work, while the progress line says for which request."""
+    @contextmanager
+    def _in_hand(self, request_id: str) -> Iterator[None]:
+        """In a thread: the progress line names the request meanwhile."""
         self._progress.working_on = mark_of(request_id)
         try:
-            return work(argument)
+            yield
         finally:
             self._progress.working_on = 0
 

@@ -558,7 +558,7 @@ async def test_the_progress_line_names_the_request_whose_prompt_is_in_hand(monke
     seen = []
     monkeypatch.setattr(rig.actor._encoder, "encode", lambda generate: seen.append(rig.line.working_on))
     rig.generate("r")
-    with pytest.raises(TypeError):  # what the planted encoder gives is no answer
+    with pytest.raises(AttributeError):  # what the planted encoder gives is no prompt
         rig.actor._prepare(rig.actor._encoding["r"])
     assert seen == [mark_of("r")] and rig.line.working_on == 0
     rig.actor.close()
