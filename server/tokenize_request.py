@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from ..errors import InvalidRequest
 from ..mailbox.messages.requests import ChatPrompt, Prompt, PromptOptions, TextPrompt
@@ -31,6 +34,7 @@ class TokenizeFields(msgspec.Struct, frozen=True):
     add_generation_prompt: bool | None = None
     """Messages: default true, false with `continue_final_message`."""
     continue_final_message: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     chat_template_kwargs: msgspec.Raw = NULL
     documents: msgspec.Raw = NULL
 
@@ -65,7 +69,7 @@ _DETOKENIZE_DECODER = msgspec.json.Decoder(DetokenizeFields)
 def parse_tokenize_request(body: RequestBody, model: ServedModel) -> TokenizeRequest:
     """Raises InvalidRequest, NotSupportedYet, UnknownModel."""
     fields = body.decode(_TOKENIZE_DECODER)
-    check_shared(SharedFields(model=fields.model), model)
+    check_shared(SharedFields(model=fields.model, truncate_prompt_tokens=fields.truncate_prompt_tokens), model)
     ignored = _ignored(body, TokenizeFields)
     if (fields.prompt is None) == (fields.messages is None):
         which = "one of them is needed" if fields.prompt is None else "not both"
@@ -73,7 +77,7 @@ def parse_tokenize_request(body: RequestBody, model: ServedModel) -> TokenizeReq
     prompt: Prompt
     if fields.messages is None:
         prompt = _text_prompt(fields.prompt)
-        options = PromptOptions(add_special_tokens=fields.add_special_tokens)
+        options = PromptOptions(fields.add_special_tokens, fields.truncate_prompt_tokens)
     else:
         prompt = ChatPrompt(chat_messages(fields.messages))
         options = _chat_options(fields, prompt)
@@ -102,6 +106,7 @@ def _text_prompt(prompt: str | list[msgspec.Raw] | None) -> TextPrompt:
 def _chat_options(fields: TokenizeFields, prompt: ChatPrompt) -> PromptOptions:
     return PromptOptions(
         add_special_tokens=fields.add_special_tokens,
+        truncate_prompt_tokens=fields.truncate_prompt_tokens,
         add_generation_prompt=opens_answer(
             fields.add_generation_prompt, fields.continue_final_message, prompt.messages
         ),

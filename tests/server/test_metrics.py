@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import time
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -142,6 +144,19 @@ async def test_vllms_names_have_the_same_numbers(serve, http, frontend):
     assert by_topology["vllm:num_requests_running", *labels] == 3
     without, _ = await scrape(http, await serve(metrics_compat="vllm"), "?compat=none")
     assert not [key for key in without if key[0].startswith("vllm:")]
+
+
+async def test_the_page_for_people_names_every_metric(serve, http, frontend):
+    """And says of each whether it has a name of vLLM's."""
+    _, types = await scrape(http, await serve(), "?compat=vllm")
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    named = {name: row for row in rows for name in re.findall(r"`([a-z_0-9]+)[`{]", row.split("|")[1])}
+    shown = {name.removeprefix("callboard:") + ("_total" if kind == "counter" else "") for name, kind in types.items()}
+    shown = {name for name in shown if not name.startswith("vllm:")}
+    assert set(named) == shown
+    as_vllm = {name.removesuffix("_total") for name, row in named.items() if row.split("|")[3].strip() == "yes"}
+    assert as_vllm == SHARED_NAMES
 
 
 async def test_other_names_are_refused(serve, http):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fake_frontend import MAX_MODEL_LEN, MODEL, VOCAB_SIZE
 
 from callboard.errors import InvalidRequest, Overloaded, Unavailable
 from callboard.mailbox.messages.requests import ChatMessage, ChatPrompt, PromptOptions, TextPrompt
+from callboard.server.tokenize_endpoints import TokenizeAnswer
+from callboard.server.tokenize_request import TokenizeFields
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -41,7 +45,7 @@ async def test_messages(serve, http, frontend):
         {"continue_final_message": True, "add_generation_prompt": False},
         {"continue_final_message": True},
         {"chat_template_kwargs": {"a": 1}, "documents": [], "tools": [], "user": "me"},
-        {"documents": [{"text": "a"}], "chat_template_kwargs": None},
+        {"documents": [{"text": "a"}], "chat_template_kwargs": None, "truncate_prompt_tokens": 3},
     ):
         status, answer, headers = await post(http, url, "/tokenize", {"messages": MESSAGES, **more})
         assert (status, answer["count"]) == (200, 2)
@@ -53,7 +57,7 @@ async def test_messages(serve, http, frontend):
         PromptOptions(add_generation_prompt=False, continue_final_message=True),
         PromptOptions(add_generation_prompt=False, continue_final_message=True),
         PromptOptions(template_kwargs=b'{"a":1}'),
-        PromptOptions(template_kwargs=b'{"documents":[{"text": "a"}]}'),
+        PromptOptions(template_kwargs=b'{"documents":[{"text": "a"}]}', truncate_prompt_tokens=3),
     ]
 
 
@@ -88,6 +92,7 @@ REFUSED = [
     ("/tokenize", {"messages": MESSAGES, "chat_template": "x"}, 400, "chat_template", "not supported"),
     ("/tokenize", {"messages": MESSAGES, "chat_template_kwargs": []}, 400, "chat_template_kwargs", "object"),
     ("/tokenize", {"prompt": "a", "add_special_tokens": 1}, 400, "add_special_tokens", "bool"),
+    ("/tokenize", {"prompt": "a", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens", "allowed are 1 to"),
     ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model", "does not exist"),
     ("/detokenize", {}, 400, None, "tokens"),
     ("/detokenize", {"tokens": "a"}, 400, "tokens", "array"),
@@ -148,6 +153,13 @@ async def test_a_large_body_is_parsed_in_the_thread(serve, http, frontend):
 async def test_more_values_than_a_request_has_a_use_for(serve, http):
     status, answer, _ = await post(http, await serve(), "/detokenize", {"tokens": [1] * 200_000})
     assert (status, answer["error"]["code"]) == (400, "too_many_values")
+
+
+def test_the_page_for_people_names_every_field() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    section = text.partition("## Tokenize and detokenize")[2].partition("\n## ")[0]
+    fields = (*TokenizeFields.__struct_fields__, *TokenizeAnswer.__struct_fields__)
+    assert [name for name in fields if f"`{name}`" not in section] == []
 
 
 async def test_a_key_is_needed(serve, http, tmp_path):
