@@ -43,7 +43,7 @@ class SchedulerSection(Struct, frozen=True, forbid_unknown_fields=True):
     """[scheduler]"""
 
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
-    """Order of the waiting. static"""
+    """Who is admitted first, and who gives up its blocks when they run out. static"""
     max_num_seqs: Positive = 64
     """Requests that run at once: rows of a batch [rows]. static"""
     max_num_batched_tokens: Positive = 2048

@@ -23,7 +23,8 @@ from callboard.tests.actors.delivery_parts import make_tokenizer, true_answer
 from callboard.tests.actors.delivery_runs import Request
 from callboard.tests.actors.delivery_world import TROUBLES, Act, World
 from callboard.tests.actors.planted_faults import a_death_of_the_frontend_is_ignored
-from callboard.tests.scheduling.fake_worker import make_admit, make_limits, truth
+from callboard.tests.scheduling.fake_model import true_end
+from callboard.tests.scheduling.fake_worker import make_admit, make_limits
 
 LENGTH = Request("ab", SamplingParams(seed=1, max_tokens=2))
 STOP = Request("c", SamplingParams(seed=1, max_tokens=3, stop=("bc",)))
@@ -120,7 +121,7 @@ def run(config: Config, max_states: int, capsys: pytest.CaptureFixture[str]) -> 
 def test_the_answers_are_what_the_configurations_need(request_: Request) -> None:
     prompt = make_tokenizer().encode(request_.prompt, add_special_tokens=True)
     admit = make_admit("any", prompt, max_tokens=request_.sampling.max_tokens)
-    assert true_answer(*truth(admit, limits()), request_.sampling.stop) == ANSWERS[request_]
+    assert true_answer(*true_end(admit, limits()), request_.sampling) == ANSWERS[request_]
 
 
 @pytest.mark.slow
