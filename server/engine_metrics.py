@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 
 from ..scheduling.statistics import SchedulerStatistics
 from ..topology.schema import KVCacheSection
@@ -41,6 +41,23 @@ def engine_families(statistics: SchedulerStatistics, kv_cache: KVCacheSection) -
     )
     for name, documentation, value in counters:
         yield CounterMetricFamily(f"callboard:{name}", documentation, value=value)
+    summaries = (
+        (
+            "request_queue_time_seconds",
+            "From a request's coming to the engine to its first row in a batch, seconds.",
+            statistics.num_admitted,
+            statistics.queue_time_ns / 1e9,
+        ),
+        (
+            "request_prefill_time_seconds",
+            "From a request's first row to its first token, seconds.",
+            statistics.num_prefilled,
+            statistics.prefill_time_ns / 1e9,
+        ),
+        ("iteration_tokens_total", "Tokens computed in a step.", statistics.num_steps, statistics.num_scheduled_tokens),
+    )
+    for name, documentation, count, total in summaries:
+        yield SummaryMetricFamily(f"callboard:{name}", documentation, count_value=count, sum_value=total)
 
 
 def _cache_config(statistics: SchedulerStatistics, kv_cache: KVCacheSection) -> Metric:

@@ -1,6 +1,7 @@
 """The same numbers under the names that vLLM gives them, for dashboards, routers and scrapers made for it.
 
-A metric is among them if its meaning is the same; the labels `model_name` and `engine` are added, as there.
+A metric is among them if its meaning is the same; the labels `model_name` and `engine` are added, as there. Of some
+histograms the engine has the sum and the count alone: means can be had of them, and no quantiles.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ SHARED_NAMES = frozenset(
         "time_to_first_token_seconds",
         "inter_token_latency_seconds",
         "request_time_per_output_token_seconds",
+        "request_queue_time_seconds",
+        "request_prefill_time_seconds",
+        "iteration_tokens_total",
         "request_decode_time_seconds",
         "e2e_request_latency_seconds",
         "request_prompt_tokens",

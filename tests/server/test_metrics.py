@@ -118,7 +118,8 @@ async def test_vllms_names_have_the_same_numbers(serve, http, frontend):
     """Under its labels, by the query or by the topology."""
     frontend.statistics = SchedulerStatistics(
         num_running=3, num_waiting=4, num_blocks=8, num_free_blocks=6, num_preemptions=5, prompt_tokens=100,
-        generation_tokens=50, prefix_cache_queries=90, prefix_cache_hits=32,
+        generation_tokens=50, prefix_cache_queries=90, prefix_cache_hits=32, num_steps=20, num_admitted=4,
+        queue_time_ns=6_000_000_000, num_prefilled=3, prefill_time_ns=1_500_000_000, num_scheduled_tokens=150,
     )  # fmt: skip
     url = await serve()
     assert await read(http, url) == 200
@@ -131,6 +132,9 @@ async def test_vllms_names_have_the_same_numbers(serve, http, frontend):
         "prompt_tokens_total": 100, "generation_tokens_total": 50, "prefix_cache_queries_total": 90,
         "prefix_cache_hits_total": 32, "time_to_first_token_seconds_count": 1, "e2e_request_latency_seconds_count": 1,
         "request_prompt_tokens_sum": 5, "request_generation_tokens_sum": 3, "request_params_n_count": 1,
+        "request_queue_time_seconds_sum": 6, "request_queue_time_seconds_count": 4,
+        "request_prefill_time_seconds_sum": 1.5, "request_prefill_time_seconds_count": 3,
+        "iteration_tokens_total_sum": 150, "iteration_tokens_total_count": 20,
     }  # fmt: skip
     assert {name: samples[f"vllm:{name}", *labels] for name in expected} == expected
     assert samples["vllm:request_success_total", "0", "stop", MODEL] == 1
@@ -152,11 +156,10 @@ async def test_the_page_for_people_names_every_metric(serve, http, frontend):
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     named = {name: row for row in rows for name in re.findall(r"`([a-z_0-9]+)[`{]", row.split("|")[1])}
-    shown = {name.removeprefix("callboard:") + ("_total" if kind == "counter" else "") for name, kind in types.items()}
-    shown = {name for name in shown if not name.startswith("vllm:")}
-    assert set(named) == shown
-    as_vllm = {name.removesuffix("_total") for name, row in named.items() if row.split("|")[3].strip() == "yes"}
-    assert as_vllm == SHARED_NAMES
+    own = {name.removeprefix("callboard:"): kind for name, kind in types.items() if not name.startswith("vllm:")}
+    shown = {name + ("_total" if kind == "counter" else ""): name for name, kind in own.items()}
+    assert set(named) == set(shown)
+    assert {shown[name] for name, row in named.items() if row.split("|")[3].strip() == "yes"} == SHARED_NAMES
 
 
 async def test_other_names_are_refused(serve, http):
