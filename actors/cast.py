@@ -207,6 +207,7 @@ class Cast:
             read_statistics=self._statistics_reader(),
             read_startup=self._read_startup,
             has_priorities=start.topology.scheduler.policy == "priority",
+            kv_cache=start.topology.kv_cache,
         )
         self.frontends.append(frontend)
         self._page.line(start.all_actors.index(name)).mark(phase=Phase.SERVING)

@@ -32,6 +32,7 @@ from ..mailbox.messages.requests import (
 from ..mailbox.messages.sampling import SamplingParams
 from ..scheduling.statistics import SchedulerStatistics
 from ..shm_queue import mark_of
+from ..topology.schema import KVCacheSection
 from .faults import Faults
 from .frontend_api import ActorStart, Health
 from .questions import Answer, Question, Questions
@@ -63,6 +64,7 @@ class Frontend:
         read_statistics: Callable[[], SchedulerStatistics],
         read_startup: Callable[[], list[ActorStart]],
         has_priorities: bool = False,
+        kv_cache: KVCacheSection = KVCacheSection(),  # noqa: B008  (frozen)
     ) -> None:
         self.name = name
         self.inbox = inbox
@@ -71,6 +73,7 @@ class Frontend:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.has_priorities = has_priorities
+        self.kv_cache = kv_cache
         self._tokenizers = dict(tokenizers)
         self._max_live_requests = max_live_requests
         self._turn = itertools.cycle(self._tokenizers)

@@ -20,7 +20,7 @@ from ..topology.schema import ServerSection
 from .answer_format import ChatFormat, CompletionFormat
 from .answer_objects import Answer
 from .body_parser import BodyParser
-from .body_reader import HELD_BODIES, HELD_BYTES, BodyBudget, read_body
+from .body_reader import BodyBudget, read_body
 from .chat_request import parse_chat_request
 from .chunk_sequence import ChunkSequence, StreamState, finish_error
 from .completion_request import parse_completion_request
@@ -44,15 +44,22 @@ CLOSE_TIMEOUT_S = 2.0
 class GenerationHandlers:
     """The two generating endpoints over one frontend."""
 
-    def __init__(self, frontend: FrontendAPI, settings: ServerSection, metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        frontend: FrontendAPI,
+        settings: ServerSection,
+        metrics: ServerMetrics,
+        bodies: BodyBudget,
+        parser: BodyParser,
+    ) -> None:
         self._frontend = frontend
         self._settings = settings
         self._metrics = metrics
         self._model = served_model(frontend, settings)
         self._live: set[asyncio.Task[object]] = set()
         self._is_closing = False
-        self._bodies = BodyBudget(max(HELD_BYTES, HELD_BODIES * settings.max_request_bytes))
-        self._parser = BodyParser()
+        self._bodies = bodies
+        self._parser = parser
 
     async def close(self, app: web.Application) -> None:
         """Give live requests a moment to end, then end them with a 503 or an error event. Called at shutdown."""
@@ -64,11 +71,11 @@ class GenerationHandlers:
         self._parser.close()  # last: a large body that came meanwhile is answered by the frontend's 503
 
     async def chat_completions(self, http_request: web.Request) -> web.StreamResponse:
-        """POST /v1/chat/completions"""
+        """POST /v1/chat/completions: an answer to messages, whole or as a stream."""
         return await self._handle(http_request, self._parse_chat, "chatcmpl-")
 
     async def completions(self, http_request: web.Request) -> web.StreamResponse:
-        """POST /v1/completions"""
+        """POST /v1/completions: the continuation of a prompt, whole or as a stream."""
         return await self._handle(http_request, self._parse_completion, "cmpl-")
 
     async def _handle(
@@ -82,7 +89,7 @@ class GenerationHandlers:
             )
             request = await self._parser.parse(body, parse)
             del body
-            timing.expect(request.num_choices)
+            timing.expect(request.num_choices, n=request.answer.num_choices, max_tokens=request.sampling.max_tokens)
             return await self._generate(http_request, request, id_prefix, timing)
 
     def _parse_chat(self, body: bytes) -> GenerationRequest:

@@ -92,6 +92,8 @@ class ServerSection(Struct, frozen=True, forbid_unknown_fields=True):
     """A client that takes nothing for so long is aborted [seconds]. static"""
     drain_timeout_s: Seconds = 30.0
     """On SIGTERM running requests get so long to finish [seconds]. static"""
+    metrics_compat: Literal["none", "vllm"] = "none"
+    """Whose names /metrics has beside its own. static"""
     logprobs_mode: Literal["raw", "processed"] = "raw"
     """Log-probabilities before or after bias, penalties, temperature and filters; requests may choose. static"""
 

@@ -339,10 +339,26 @@ async def test_bodies_that_are_no_json_object(serve, http, frontend):
     assert frontend.streams == []
 
 
-async def test_the_content_type_does_not_matter(serve, http):
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/detokenize"])
+async def test_a_body_that_says_that_it_is_no_json(serve, http, path):
+    """What a web page can send to other origins without asking is among them."""
+    data = json.dumps({**COMPLETION, "messages": []}).encode()
     url = await serve()
+    for wrong in ("application/x-www-form-urlencoded", "text/plain", "multipart/form-data; boundary=x", "text/json"):
+        async with http.post(url + path, data=data, headers={"Content-Type": wrong}) as response:
+            check_refusal(response.status, await response.json(), None, expected_status=415)
+
+
+@pytest.mark.parametrize(
+    "right", ["application/json", "Application/JSON; charset=utf-8", "application/octet-stream", None]
+)
+async def test_a_body_that_may_be_json(serve, http, right):
+    url = await serve()
+    headers = {} if right is None else {"Content-Type": right}
     data = json.dumps(COMPLETION).encode()
-    async with http.post(url + "/v1/completions", data=data, headers={"Content-Type": "text/plain"}) as response:
+    async with http.post(
+        url + "/v1/completions", data=data, headers=headers, skip_auto_headers=["Content-Type"]
+    ) as response:
         assert response.status == 200
 
 
