@@ -130,7 +130,12 @@ async def test_headers(raw):
     async with AsyncClient(raw.url, "key", headers={"X-Team": "a", "X-Other": "b"}) as client:
         await sent(raw, client.complete("x", request_id="r-1", headers={"X-Team": "c"}))
     got = raw.requests[0].headers
-    assert [got[name] for name in ("authorization", "x-request-id", "x-team", "x-other")] == ["Bearer key", "r-1", "c", "b"]
+    assert [got[name] for name in ("authorization", "x-request-id", "x-team", "x-other")] == [
+        "Bearer key",
+        "r-1",
+        "c",
+        "b",
+    ]
     assert got["content-type"] == "application/json"
 
 
