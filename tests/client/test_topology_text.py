@@ -23,15 +23,17 @@ def test_the_examples_survive(example, tmp_path):
     assert load_topology(tmp_path / "copy.toml") == topology
 
 
-@settings(max_examples=200, deadline=None, database=None)
+TOPOLOGY = topology_from("m")
+
+
+@settings(max_examples=50, deadline=None, database=None)
 @given(st.text(), st.floats(1e-6, 1e6), st.integers(1, 2**53))
 def test_any_text_and_number_survives(text, seconds, number):
-    topology = topology_from("m")
     topology = msgspec.structs.replace(
-        topology,
-        model=msgspec.structs.replace(topology.model, source=text.encode(errors="replace").decode()),
-        supervision=msgspec.structs.replace(topology.supervision, step_deadline_s=seconds),
-        scheduler=msgspec.structs.replace(topology.scheduler, max_queued_tokens=number),
+        TOPOLOGY,
+        model=msgspec.structs.replace(TOPOLOGY.model, source=text.encode(errors="replace").decode()),
+        supervision=msgspec.structs.replace(TOPOLOGY.supervision, step_deadline_s=seconds),
+        scheduler=msgspec.structs.replace(TOPOLOGY.scheduler, max_queued_tokens=number),
     )
     assert msgspec.convert(tomllib.loads(topology_text(topology)), type(topology)) == topology
 
@@ -43,7 +45,7 @@ json_like = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 @given(json_like)
 def test_values_read_as_they_were(value):
     """tomllib is the oracle."""
