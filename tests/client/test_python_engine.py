@@ -129,7 +129,8 @@ async def test_two_at_once_from_a_topology_and_from_a_file(null_model, oracle, t
                 begun = await anext(running)
                 drained = asyncio.create_task(running.answer())
                 with pytest.raises(Unauthorized):
-                    await callboard.AsyncClient(first.url, "no key").complete_whole("x")
+                    async with callboard.AsyncClient(first.url, "no key") as stranger:
+                        await stranger.complete_whole("x")
             left.wait_gone()
             assert begun.text + (await drained).text == oracle.texts(0, 400)[0]
             stream = second.generate([300, 7], max_tokens=30_000, ignore_eos=True)
