@@ -96,10 +96,12 @@ async def deltas_of(
                     continue
                 if delta.finish_reason is not None:
                     finished.add(delta.choice)
-                if len(finished) >= num_choices:
-                    last = delta
-                else:
+                if len(finished) < num_choices:
                     yield delta
+                    continue
+                if last is not None:  # the server has more choices than were asked for
+                    yield last
+                last = delta
     raise StreamCut("the stream was cut off before its end")
 
 

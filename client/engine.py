@@ -110,12 +110,11 @@ class Engine:
         try:
             if client is not None and not drains:
                 await client.close()
-            status = await process.stop(self._given.server.drain_timeout_s + _STOP_GRACE_S)
-            if client is not None:
-                await client.close()
-            return status
+            return await process.stop(self._given.server.drain_timeout_s + _STOP_GRACE_S)
         finally:
             self._end()
+            if client is not None:
+                await client.close()
 
     async def __aenter__(self) -> Engine:
         await self.start()

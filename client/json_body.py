@@ -17,6 +17,8 @@ def encode_body(fields: Mapping[str, object]) -> bytes:
     """Mappings, sequences and arrays of any kind are taken. Raises TypeError for what is no JSON, ValueError for a
     number that is not finite, which would go out as null, and for text that is not Unicode."""
     for name, value in fields.items():
+        if isinstance(value, bytes | bytearray | memoryview):  # would go out in base64, as if it were text
+            raise TypeError(f"{name} is {type(value).__name__}; decode it to text")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name} is {value}; JSON has finite numbers only")
     return msgspec.json.encode(dict(fields), enc_hook=_plain)

@@ -158,6 +158,8 @@ class Call:
 
 def num_prompts(prompt: object) -> int:
     """Of a list of texts or of lists its length, else 1."""
+    if hasattr(prompt, "tolist"):  # an array
+        prompt = prompt.tolist()
     if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and not isinstance(prompt[0], int):
         return len(prompt)
     return 1

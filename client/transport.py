@@ -59,7 +59,7 @@ class Transport:
             path = self.base_url.removeprefix(UNIX_PREFIX)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(path, limit=0) if is_unix else aiohttp.TCPConnector(limit=0),
-                auto_decompress=True,
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
 
@@ -95,8 +95,6 @@ class Transport:
             raise self._timed_out(exchange, "connect_s", exchange.limits.connect_s, "no connection to {}") from error
         except aiohttp.SocketTimeoutError as error:
             raise self._timed_out(exchange, exchange.silence, exchange.silence_s, "{} sent nothing") from error
-        except TimeLimitExceeded:
-            raise
         except TimeoutError as error:
             raise self._timed_out(exchange, "total_s", exchange.limits.total_s, "no whole answer of {}") from error
         except (aiohttp.ClientError, ConnectionError) as error:

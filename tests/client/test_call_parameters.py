@@ -126,6 +126,14 @@ async def test_arrays_and_tuples_are_lists(raw, raw_client):
     )
 
 
+async def test_a_matrix_is_a_list_of_prompts_and_bytes_are_no_text(raw, raw_client):
+    raw.answers = [answer(events(piece("a", "stop", 1), piece("b", "stop", 0)))]
+    got = await raw_client.complete(np.array([[1], [2]])).answer()
+    assert [choice.text for choice in got.choices] == ["b", "a"]
+    with pytest.raises(TypeError, match="prompt is bytes"):
+        raw_client.complete(b"abc")
+
+
 async def test_headers(raw):
     async with AsyncClient(raw.url, "key", headers={"X-Team": "a", "X-Other": "b"}) as client:
         await sent(raw, client.complete("x", request_id="r-1", headers={"X-Team": "c"}))

@@ -152,6 +152,12 @@ async def test_several_choices_in_one_chunk(raw, raw_client):
     assert [(choice.text, choice.finish_reason) for choice in got.choices] == [("ac", "length"), ("b", "stop")]
 
 
+async def test_choices_that_were_not_asked_for_are_not_lost(raw, raw_client):
+    raw.answers = [answer(events(piece("a", "stop", 0), piece("b", None, 1), piece("c", "stop", 1)))]
+    got = await raw_client.complete("x").answer()
+    assert [choice.text for choice in got.choices] == ["a", "bc"]
+
+
 async def test_continuous_usage(raw, raw_client):
     chunks = [
         {**piece("a"), "usage": {**USAGE, "completion_tokens": 1}},

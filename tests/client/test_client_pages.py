@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from raw_server import answer
 
+import callboard.client
 from callboard.bench.server_process import ServerProcess
+from callboard.client import AsyncClient, Engine
 from callboard.errors import StreamCut
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +39,21 @@ def topology(null_model, tmp_path_factory) -> str:
 def url(topology):
     with ServerProcess("--topology", topology) as server:
         yield server.url
+
+
+@pytest.fixture(params=["borrowed", pytest.param("own", marks=pytest.mark.nightly)])
+def engines(request, url, monkeypatch):
+    """By day an `Engine` starts nothing and talks to the server that runs: a start takes long, and is tested apart."""
+
+    class Borrowed(Engine):
+        async def start(self):
+            self._client = AsyncClient(url)
+
+        async def close(self, *, drains=True):
+            await self._client.close()
+
+    if request.param == "borrowed":
+        monkeypatch.setattr(callboard.client, "Engine", Borrowed)
 
 
 @pytest.fixture
@@ -102,14 +119,14 @@ async def test_the_example_of_tokens(tokenizing, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["engine", "offline_batch"])
-async def test_examples_of_the_engine(name, topology, capsys):
+async def test_examples_of_the_engine(name, topology, engines, capsys):
     await run_script(name, topology)
     shown = capsys.readouterr()
     assert [line for line in SHOWN[name] if line not in shown.out] == []
 
 
 @pytest.mark.slow
-async def test_the_blocks_of_the_page_run_in_their_order(url, topology, tokenizing, capsys):
+async def test_the_blocks_of_the_page_run_in_their_order(url, topology, tokenizing, engines, capsys):
     names: dict[str, object] = {}
     assert len(BLOCKS) >= 7
     for block in BLOCKS:

@@ -61,6 +61,7 @@ def test_it_is_exported_by_the_package():
     assert callboard.Engine is Engine
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_nothing_heavy():
     script = (
         "import sys, callboard; heavy = {'torch', 'aiohttp', 'msgspec', 'rich', 'asyncio'} & sys.modules.keys(); "
@@ -144,6 +145,7 @@ async def test_two_at_once_from_a_topology_and_from_a_file(null_model, oracle, t
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 async def test_a_start_that_fails_says_what_the_screen_says(tmp_path, temporary):
     with pytest.raises(StartFailed, match="there is no file or directory '/nowhere/x'") as raised:
         await Engine("/nowhere/x").start()
@@ -154,7 +156,7 @@ async def test_a_start_that_fails_says_what_the_screen_says(tmp_path, temporary)
     assert "y\\n/z" in raised.value.cause
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_start_that_fails_in_a_child_has_phase_cause_and_advice(null_model, temporary):
     settings = {**NULL, "model.chat_template": "/nowhere/template"}
     with pytest.raises(StartFailed, match="template") as raised:
@@ -241,7 +243,7 @@ def test_it_ends_with_the_process_that_started_it(null_model, tmp_path, number):
         assert run_directories(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_loop_in_another_thread(null_model, oracle, temporary):
     async def use():
         async with Engine(null_model, set=NULL) as engine:
