@@ -53,6 +53,7 @@ class SamplingFields(TypedDict, total=False):
     max_tokens: int | None
     n: int | None
     """Answers wanted; `ClientDelta.choice` tells them apart."""
+    best_of: int | None
     seed: int | None
     temperature: float | None
     top_p: float | None
@@ -95,6 +96,7 @@ class ChatFields(SamplingFields, total=False):
     add_generation_prompt: bool | None
     continue_final_message: bool | None
     chat_template_kwargs: Mapping[str, object] | None
+    documents: Sequence[Mapping[str, object]] | None
 
 
 class CompletionFields(SamplingFields, total=False):
@@ -103,7 +105,6 @@ class CompletionFields(SamplingFields, total=False):
     logprobs: int | None
     echo: bool | None
     """The answer's text begins with the prompt."""
-    best_of: int | None
     suffix: str | None
 
 
@@ -123,6 +124,8 @@ class PromptParams(CallParams, total=False):
     add_generation_prompt: bool | None
     continue_final_message: bool | None
     chat_template_kwargs: Mapping[str, object] | None
+    documents: Sequence[Mapping[str, object]] | None
+    truncate_prompt_tokens: int | None
     return_token_strs: bool | None
 
 

@@ -18,6 +18,7 @@ VALUES = {
     "model": "m",
     "max_tokens": 3,
     "n": 1,
+    "best_of": 1,
     "seed": -1,
     "temperature": 0.5,
     "top_p": 0.9,
@@ -54,8 +55,9 @@ CHAT_VALUES = {
     "add_generation_prompt": False,
     "continue_final_message": True,
     "chat_template_kwargs": {"thinking": True},
+    "documents": [{"title": "t", "text": "x"}],
 }
-COMPLETION_VALUES = {"logprobs": 3, "best_of": 2, "suffix": "z"}
+COMPLETION_VALUES = {"logprobs": 3, "suffix": "z"}
 
 
 async def read(stream):
