@@ -15,6 +15,7 @@ from .request_fields import (
     MaxTokens,
     check_length,
     check_no_zero,
+    check_prompt_logprobs,
     check_shared,
 )
 from .sampling_fields import SAMPLING_DECODER, SAMPLING_NAMES, TopLogprobs, sampling_params
@@ -57,6 +58,7 @@ def parse_chat_request(body: RequestBody, model: ServedModel) -> GenerationReque
     max_tokens = shared.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     check_no_zero(max_tokens, max_tokens_param)
     check_length(max_tokens, max_tokens_param, None, model.max_model_len)
+    check_prompt_logprobs(shared.n or 1, sampling_fields.prompt_logprobs)
     includes_usage, has_running_usage = stream_usage(shared)
     return GenerationRequest(
         endpoint="chat",

@@ -16,6 +16,7 @@ from .request_fields import (
     SharedFields,
     check_length,
     check_no_zero,
+    check_prompt_logprobs,
     check_shared,
 )
 from .sampling_fields import SAMPLING_DECODER, SAMPLING_NAMES, TopLogprobs, sampling_params
@@ -51,12 +52,14 @@ def parse_completion_request(body: RequestBody, model: ServedModel) -> Generatio
     echo_logprobs = fields.logprobs if echoes else None
     includes_usage, has_running_usage = stream_usage(shared)
     asked_prompt_logprobs = [k for k in (sampling_fields.prompt_logprobs, echo_logprobs) if k is not None]
+    prompt_logprobs = max(asked_prompt_logprobs, default=None)
+    check_prompt_logprobs(shared.n or 1, prompt_logprobs)
     sampling = sampling_params(
         sampling_fields,
         model,
         max_tokens=shared.max_tokens,
         logprobs=fields.logprobs,
-        prompt_logprobs=max(asked_prompt_logprobs, default=None),
+        prompt_logprobs=prompt_logprobs,
     )
     if is_prompt_only:
         sampling = msgspec.structs.replace(sampling, max_tokens=1)

@@ -7,6 +7,7 @@ import msgspec
 from ..errors import InvalidRequest
 from ..mailbox.messages.requests import TextPrompt, TokenPrompt
 from .request_body import decode_field, wrong_field
+from .request_fields import MAX_TOTAL_CHOICES
 from .token_lists import check_ids
 
 _TEXT_DECODER = msgspec.json.Decoder(str)
@@ -35,6 +36,10 @@ def _listed(raw: bytes, why_no_ids: msgspec.ValidationError, vocab_size: int) ->
     items = [bytes(item).strip() for item in _LIST_DECODER.decode(raw)]
     if not all(item.startswith((b'"', b"[")) for item in items):
         raise wrong_field(why_no_ids, "prompt")
+    if len(items) > MAX_TOTAL_CHOICES:
+        raise InvalidRequest(
+            f"prompt: {len(items):,} prompts; the limit of a request is {MAX_TOTAL_CHOICES:,}", param="prompt"
+        )
     prompts: list[TextPrompt | TokenPrompt] = []
     for index, item in enumerate(items):
         param = f"prompt[{index}]"

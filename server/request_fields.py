@@ -17,6 +17,8 @@ MAX_CHOICES = 128
 """Of one prompt."""
 MAX_TOTAL_CHOICES = 1024
 """Prompts times `n`: each is a row of its own in the engine."""
+MAX_PROMPT_LOGPROBS = 128
+"""At each position of a prompt, over all its choices: each of them carries its own copy of the prompt."""
 MAX_PRIORITY = 2**31 - 1
 
 MaxTokens = Annotated[int, Meta(ge=0)]
@@ -110,6 +112,16 @@ def check_length(
             f"{limit} tokens; shorten one of them",
             param=max_tokens_param,
             code="context_length_exceeded",
+        )
+
+
+def check_prompt_logprobs(n: int, num_top: int | None) -> None:
+    """Raises InvalidRequest if the copies of a prompt's log-probabilities are too many."""
+    if num_top is not None and n * (num_top + 1) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs: each of the {n} choices carries {num_top + 1} log-probabilities of each token of its "
+            f"prompt, {n * (num_top + 1)} together; the limit is {MAX_PROMPT_LOGPROBS}; ask for fewer, or with n=1",
+            param="prompt_logprobs",
         )
 
 

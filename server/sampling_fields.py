@@ -11,6 +11,7 @@ from msgspec import Meta, Raw
 from ..errors import InvalidRequest
 from ..mailbox.messages.sampling import RepetitionDetection, SamplingParams
 from ..topology.boards import MAX_LOGPROBS, MAX_SAMPLING_ENTRIES
+from .request_body import NULL
 from .served_model import ServedModel
 from .token_lists import check_num_entries, distinct_ids, logit_bias_of
 
@@ -54,7 +55,7 @@ class SamplingFields(msgspec.Struct, frozen=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(ge=1 / MAX_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = None
-    logit_bias: Annotated[dict[str, Raw], Meta(max_length=MAX_SAMPLING_ENTRIES)] | None = None
+    logit_bias: Raw = NULL
     allowed_token_ids: TokenIds | None = None
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_SAMPLING_ENTRIES)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
@@ -99,7 +100,7 @@ def sampling_params(
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
         repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
-        logit_bias=logit_bias_of(fields.logit_bias or {}, model.vocab_size),
+        logit_bias=logit_bias_of(fields.logit_bias, model.vocab_size),
         allowed_token_ids=distinct_ids(fields.allowed_token_ids or [], "allowed_token_ids", model.vocab_size),
         bad_words=tuple(dict.fromkeys(fields.bad_words or ())),
         min_tokens=_min_tokens(fields.min_tokens or 0, max_tokens, model.max_model_len),

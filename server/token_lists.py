@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from ..errors import InvalidRequest
 from ..mailbox.messages.sampling import SamplingParams
 from ..topology.boards import MAX_SAMPLING_ENTRIES
-from .request_body import decode_field, printable_name
+from .request_body import decode_field, is_null, printable_name, wrong_field
 
 MAX_BIAS = 100.0
 """Larger values mean the same: always, or never."""
 MAX_SHOWN_KEYS = 20
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
+_BIASES_DECODER = msgspec.json.Decoder(Annotated[dict[str, float], Meta(max_length=MAX_SAMPLING_ENTRIES)])
+_RAW_DECODER = msgspec.json.Decoder(dict[str, Raw])
 _BIAS_DECODER = msgspec.json.Decoder(float)
 
 
@@ -46,20 +49,31 @@ def distinct_ids(token_ids: Sequence[int], param: str, vocab_size: int) -> tuple
     return tuple(dict.fromkeys(token_ids))
 
 
-def logit_bias_of(given: Mapping[str, Raw], vocab_size: int) -> tuple[tuple[int, float], ...]:
-    """(token id, bias limited to +-100) with distinct ids. Raises InvalidRequest that names the wrong keys."""
+def logit_bias_of(raw: Raw, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """(token id, bias limited to +-100) with distinct ids; none for null. Raises InvalidRequest that names the wrong
+    keys."""
+    if is_null(raw):
+        return ()
+    given = _biases(raw)
     wrong = [key for key in given if _INTEGER.fullmatch(key) is None]
     if wrong:
         shown = ", ".join(repr(printable_name(key)) for key in wrong[:MAX_SHOWN_KEYS])
         more = f" and {len(wrong) - MAX_SHOWN_KEYS:,} more" if len(wrong) > MAX_SHOWN_KEYS else ""
         raise InvalidRequest(f"logit_bias: keys that are no token ids: {shown}{more}", param="logit_bias")
-    biases: dict[int, float] = {}
-    for key, raw in given.items():
-        bias = decode_field(raw, _BIAS_DECODER, f"logit_bias.{key}")
-        biases[int(key)] = max(-MAX_BIAS, min(MAX_BIAS, bias))
+    biases = {int(key): max(-MAX_BIAS, min(MAX_BIAS, bias)) for key, bias in given.items()}
     if biases:
         check_ids(list(biases), "logit_bias", vocab_size)
     return tuple(biases.items())
+
+
+def _biases(raw: Raw) -> dict[str, float]:
+    try:
+        return _BIASES_DECODER.decode(raw)
+    except msgspec.DecodeError as error:  # names no key: look for the one that it is about
+        whole = wrong_field(error, "logit_bias")
+    for key, bias in decode_field(raw, _RAW_DECODER, "logit_bias").items():
+        decode_field(bias, _BIAS_DECODER, f"logit_bias.{printable_name(key)}")
+    raise whole
 
 
 def check_num_entries(sampling: SamplingParams) -> None:

@@ -174,6 +174,18 @@ def test_options_of_the_prompt(endpoint):
         assert parse(endpoint, truncate_prompt_tokens=value).prompt_options.truncate_prompt_tokens == value
 
 
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_copies_of_a_prompts_log_probabilities_are_bounded(endpoint):
+    for n, num_top in [(128, 0), (64, 1), (6, 20)]:
+        assert sampling(endpoint, n=n, prompt_logprobs=num_top).prompt_logprobs == num_top
+        for more in ({"n": n + 1} if n < 128 else {}, {"prompt_logprobs": num_top + 1} if num_top < 20 else {}):
+            if more:
+                error = refusal(endpoint, **{"n": n, "prompt_logprobs": num_top, **more})
+                assert error.param == "prompt_logprobs"
+    assert refusal("completion", n=128, echo=True, logprobs=1).param == "prompt_logprobs"
+    assert sampling("completion", n=128, logprobs=20).prompt_logprobs is None
+
+
 def test_a_prompt_that_is_truncated_may_be_long():
     prompt = [1] * (2 * MAX_MODEL_LEN)
     assert refusal("completion", prompt=prompt).code == "context_length_exceeded"

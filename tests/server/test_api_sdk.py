@@ -40,7 +40,8 @@ async def test_completions_with_everything(sdk, frontend):
         logit_bias={"5": -100}, presence_penalty=0.5, frequency_penalty=-0.5, temperature=0, top_p=0.5, user="u",
         extra_body={
             "min_tokens": 1, "stop_token_ids": [3], "repetition_penalty": 1.5, "bad_words": ["no"],
-            "prompt_logprobs": 0, "allowed_token_ids": [5, 6], "skip_special_tokens": False, "include_stop_str_in_output": True,
+            "prompt_logprobs": 0, "allowed_token_ids": [5, 6],
+            "skip_special_tokens": False, "include_stop_str_in_output": True,
             "repetition_detection": {"max_pattern_size": 4}, "truncate_prompt_tokens": 9, "add_special_tokens": False,
             "return_token_ids": True, "cache_salt": "s", "logprobs_mode": "processed_logprobs",
         },
