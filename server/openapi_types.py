@@ -21,9 +21,15 @@ from .tokenize_request import PROMPT_FIELDS, TokenizeFields
 from .unsupported_fields import NO_EFFECT, UNSUPPORTED, Field
 
 Messages = Annotated[list[MessageFields], Meta(min_length=1)]
+Text = Annotated[str, Meta(min_length=1)]
+TokenIds = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
+Texts = Annotated[list[Text], Meta(min_length=1)]
+Prompts = Annotated[list[TokenIds], Meta(min_length=1)]
+PromptOrPrompts = Annotated[
+    Any, Meta(extra_json_schema={"anyOf": [msgspec.json.schema(kind) for kind in (Text, TokenIds, Texts, Prompts)]})
+]
+"""msgspec has no union of lists."""
 _FieldSpec = tuple[str, object] | tuple[str, object, object]
-PromptOrPrompts = str | list[int | str | list[int]]
-"""A text, token ids, or a list of prompts."""
 
 
 def merged_type(

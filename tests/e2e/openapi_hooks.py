@@ -16,8 +16,12 @@ def map_body(context: object, body: object) -> object:
     changed = dict(body)
     if isinstance(body.get("model"), str):
         changed["model"] = None
-    for name, limit in (("max_tokens", MAX_TOKENS), ("max_completion_tokens", MAX_TOKENS), ("n", MAX_CHOICES)):
+    for name, limit, most in (
+        ("max_tokens", MAX_TOKENS, None),
+        ("max_completion_tokens", MAX_TOKENS, None),
+        ("n", MAX_CHOICES, 128),
+    ):
         value = body.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > limit:
+        if isinstance(value, int) and not isinstance(value, bool) and value > limit and (most is None or value <= most):
             changed[name] = 1 + value % limit
     return changed
