@@ -51,7 +51,7 @@ def find_model(topology: Topology, progress: Progress | None = None) -> tuple[Ch
 def check_load(topology: Topology, checkpoint: Checkpoint) -> list[Problem]:
     """The loader follows from the files: one that was named must be the one for them."""
     load = topology.model.load
-    if load in ("auto", checkpoint.format):
+    if load in ("auto", "dummy", checkpoint.format):
         return []
     got = f'load = "{load}", but {checkpoint.path} is loaded as {checkpoint.format}'
     advice = "leave load out, or name a model of that format (of a directory with both: the .gguf file)"

