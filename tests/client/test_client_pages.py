@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import inspect
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,11 @@ SHOWN = {
         "answer: ",
         "unreachable: ",
     ],
-    "tokenize": ["2 of at most 64 tokens: [7, 8] ['Greet', 'ings']", "back again: 'Greetings", "as a chat 2 tokens"],
+    "text_and_tokens": [
+        "2 of at most 64 tokens: [7, 8] ['Greet', 'ings']",
+        "back again: 'Greetings",
+        "as a chat 2 tokens",
+    ],
     "engine": ["tokens generated: "],
     "offline_batch": ["[] failed: ", "'2 times 2 is' -> ", "'41 times 41 is' -> "],
 }
@@ -112,9 +117,9 @@ async def test_examples_of_the_client(name, url, capsys):
 
 
 async def test_the_example_of_tokens(tokenizing, capsys):
-    await run_script("tokenize", tokenizing.url)
+    await run_script("text_and_tokens", tokenizing.url)
     shown = capsys.readouterr().out
-    assert [line for line in SHOWN["tokenize"] if line not in shown] == []
+    assert [line for line in SHOWN["text_and_tokens"] if line not in shown] == []
 
 
 @pytest.mark.slow
@@ -148,3 +153,8 @@ def test_the_page_names_every_kind_of_error_and_every_limit():
     assert StreamCut in kinds
     assert [kind.__name__ for kind in kinds if f"`{kind.__name__}`" not in page] == []
     assert [name for name in Timeouts.__struct_fields__ if f"`{name}`" not in page] == []
+
+
+def test_no_example_hides_a_module_of_the_standard_library():
+    """A script's folder comes first on the path."""
+    assert SCRIPTS & sys.stdlib_module_names == set()

@@ -1,6 +1,6 @@
 """How a text and a chat become token ids, and back.
 
-python examples/tokenize.py [URL]
+python examples/text_and_tokens.py [URL]
 """
 
 import asyncio
