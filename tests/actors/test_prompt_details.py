@@ -13,6 +13,7 @@ from callboard.mailbox.messages.requests import (
     PromptDetails,
     TextPrompt,
     TokenLogprobs,
+    TokenPrompt,
     TokenText,
     Usage,
 )
@@ -36,6 +37,14 @@ async def test_log_probabilities_of_the_prompt_come_with_its_first_delta() -> No
     rig.tokens(0, [], LENGTH, choice=1, prompt_logprobs={0: []})  # a choice that ends without a token
     deltas = rig.answer()
     assert deltas.choices == [0, 1] and deltas.prompts == {1: PromptDetails([1, 8, 2], "a b", [])}
+
+
+async def test_a_prompt_of_one_token_has_an_empty_list_of_log_probabilities() -> None:
+    rig = TokenizerRig()
+    rig.generate(prompt=TokenPrompt([3]), prompt_logprobs=2)
+    await rig.encode()
+    rig.tokens(0, [1])
+    assert rig.answer().prompts == {0: PromptDetails([3], "c", [])}
 
 
 async def test_a_prompt_alone_has_no_log_probabilities() -> None:
