@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import os
 import resource
 import signal
 import socket
@@ -40,9 +41,6 @@ TEXT, SYNTAX, FAILED, LIMIT = b"T", b"S", b"F", b"L"
 QUESTION_HEAD = struct.Struct("<Q")
 ANSWER_HEAD = struct.Struct("<cQ")
 MAX_SENTENCE_CHARS = 2000
-
-END_MARK = "end-of-the-final-message "
-"""Stands behind the message that is continued while it is rendered; its space shows whether the template trims."""
 
 
 def main(processor_s: float, memory_bytes: int, output_chars: int) -> int:
@@ -117,8 +115,9 @@ def render(template: Callable[..., str], asked: dict[str, typing.Any]) -> str:
     final = messages[-1]["content"] if messages else None
     if final is None:
         raise jinja2.TemplateError("the final message has no content that could be continued")
-    marked = [*messages[:-1], {**messages[-1], "content": final + END_MARK}]
-    return _cut_behind(final, _render_messages(template, marked, variables))
+    mark = os.urandom(8).hex()  # which stands in no message
+    marked = [*messages[:-1], {**messages[-1], "content": f"{final}{mark} "}]
+    return _cut_at(mark, final, _render_messages(template, marked, variables))
 
 
 def _render_messages(template: Callable[..., str], messages: list[Message], variables: dict[str, object]) -> str:
@@ -133,12 +132,16 @@ def _render_messages(template: Callable[..., str], messages: list[Message], vari
     return template({**variables, "messages": joinable})
 
 
-def _cut_behind(final: str, text: str) -> str:
-    """`text` up to where the final message's content ends; as transformers has it, a template that trims trims here."""
-    place = text.rfind(END_MARK.strip())
+def _cut_at(mark: str, final: str, text: str) -> str:
+    """`text` up to where the final message's content ends, with `mark` and a space behind it, for the last time.
+
+    A template that trimmed the space would have trimmed what is before the mark: as in transformers.
+    """
+    place = text.rfind(mark)
     if place < 0 or final.strip() not in text:
         raise jinja2.TemplateError("the final message, which is to be continued, is not in the text as it is")
-    return text[:place] if text.startswith(END_MARK, place) else text[:place].rstrip()
+    cut = text[:place].replace(f"{mark} ", "").replace(mark, "")
+    return cut if text.startswith(" ", place + len(mark)) else cut.rstrip()
 
 
 def _parse_arguments(call: JSON) -> None:

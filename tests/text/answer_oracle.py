@@ -42,9 +42,8 @@ def expected_answer(tokenizer: Tokenizer, ids: list[int], sampling: SamplingPara
         if found:
             longest = max(found, key=len)
             num_tokens = next((number for number, place in enumerate(ends) if place >= end), len(ids))
-            return Answer(
-                num_tokens, text[: end if sampling.include_stop_str_in_output else end - len(longest)], longest
-            )
+            cut = end if sampling.include_stop_str_in_output else end - len(longest)
+            return Answer(num_tokens, text[:cut], longest)
     return Answer(len(ids), text, None)
 
 
