@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.logprobs import gather_logprobs, token_ranks
+from ..kernels.logprobs import token_ranks
 from ..mailbox.messages.steps import PromptLogprobs
+from .logprob_arrays import LogprobArrays
 from .prompt_pieces import PromptPieces
 
 PROMPT_LOGITS = 1 << 21
@@ -21,11 +22,13 @@ def prompt_logprobs(
 ) -> PromptLogprobs:
     """hidden: [t, hidden_size] of the step; compute_logits: [n, hidden_size] -> float32 [n, vocab_size]."""
     predictors, token_ids = (torch.from_numpy(a).to(hidden.device) for a in (pieces.predictors, pieces.token_ids))
+    arrays = LogprobArrays(pieces.token_ids.size, pieces.num_top, vocab_size)
+    ranks = np.empty(pieces.token_ids.size, np.int32)
     at_once = max(1, PROMPT_LOGITS // vocab_size)
-    parts = []
-    for rows, ids in zip(torch.split(predictors, at_once), torch.split(token_ids, at_once), strict=True):
-        logits = compute_logits(hidden[rows])
-        part = (token_ranks(logits, ids), *gather_logprobs(logits, ids, pieces.num_top))
-        parts.append([tensor.cpu() for tensor in part])
-    ranks, logprobs, top_ids, top_logprobs = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
-    return pieces.encode(logprobs, ranks.astype(np.int32), top_ids.astype(np.int32), top_logprobs)
+    for start in range(0, ranks.size, at_once):
+        part = slice(start, start + at_once)
+        logits = compute_logits(hidden[predictors[part]])
+        ranks[part] = token_ranks(logits, token_ids[part]).cpu().numpy()
+        arrays.fill(start, logits, token_ids[part])
+        del logits  # before the next ones are made
+    return pieces.encode(arrays.logprobs, ranks, arrays.top_ids, arrays.top_logprobs)

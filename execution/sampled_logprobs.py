@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.logprobs import gather_logprobs
 from ..kernels.sampling import in_pieces, processed_logits
 from .input_batch import Int32s, SamplingArrays
 from .logit_changes import StepLogits
+from .logprob_arrays import LogprobArrays
 
 
 def sampled_logprobs(step: StepLogits, sampled: Tensor, rows: Int32s, arrays: SamplingArrays) -> dict[str, bytes]:
@@ -19,16 +19,16 @@ def sampled_logprobs(step: StepLogits, sampled: Tensor, rows: Int32s, arrays: Sa
         return {}
     num_top = int(arrays.num_logprobs[rows[asking]].max())
     is_processed = torch.from_numpy(arrays.has_processed_logprobs[rows]).to(sampled.device)
-    parts = []
-    for index in in_pieces(torch.from_numpy(asking).to(sampled.device), step.logits.shape[1]):
-        logits = _logits_of(step, index, is_processed[index])
-        parts.append([part.cpu() for part in gather_logprobs(logits, sampled[index], num_top)])
-    logprobs, top_ids, top_logprobs = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
+    vocab_size, start = step.logits.shape[1], 0
+    gathered = LogprobArrays(asking.size, num_top, vocab_size)
+    for index in in_pieces(torch.from_numpy(asking).to(sampled.device), vocab_size):
+        gathered.fill(start, _logits_of(step, index, is_processed[index]), sampled[index])
+        start += index.numel()
     return {
         "logprob_rows": asking.astype(np.int32).tobytes(),
-        "logprobs": logprobs.tobytes(),
-        "top_ids": top_ids.astype(np.int32).tobytes(),
-        "top_logprobs": top_logprobs.tobytes(),
+        "logprobs": gathered.logprobs.tobytes(),
+        "top_ids": gathered.top_ids.tobytes(),
+        "top_logprobs": gathered.top_logprobs.tobytes(),
     }
 
 

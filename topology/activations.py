@@ -38,8 +38,8 @@ _COUNT_BYTES = 12
 """A distinct token of a row with penalties, its count, and either once more while a token is put between."""
 _PROMPT_LOGIT_BYTES = 9
 """A logit, its log-probability, and whether it is above that of the token in the prompt."""
-_PROMPT_TOKEN_BYTES = 500
-"""What a result has of a prompt's token, twice while the parts are joined."""
+_PROMPT_TOKEN_BYTES = 2 * 168
+"""What a result has of a prompt's token with 20 alternatives: as arrays, and as the bytes that are sent."""
 _INDEX_SCRATCH = 3
 """Float32 or int32 arrays as long as the index of a group: what torch copies of the pattern, scores, weights."""
 _SHORT_LENGTH = 512
