@@ -78,6 +78,18 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             },
         },
     ),
+    "gemma3-gguf": (
+        "Gemma3",
+        {
+            **GEMMA3,
+            "num_hidden_layers": 7,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     "gemma3-no-window": ("Gemma3", {**GEMMA3, "sliding_window_pattern": 1, "query_pre_attn_scalar": 24}),
 }
 """Name -> (prefix of the classes, settings)."""
