@@ -103,11 +103,14 @@ class Loaded(NamedTuple):
     model: CausalLM
 
 
-def make_oracle(name: str) -> PreTrainedModel:
-    """Random weights so large that a wrong order, norm, angle or window moves the logits by far more than rounding."""
+def make_oracle(name: str, **changes: object) -> PreTrainedModel:
+    """Random weights so large that a wrong order, norm, angle or window moves the logits by far more than rounding.
+
+    `changes`: settings in place of those of the case.
+    """
     prefix, settings = CASES[name]
     config_class = getattr(transformers, {"Gemma3": "Gemma3Text"}.get(prefix, prefix) + "Config")
-    config: PretrainedConfig = config_class(**{**COMMON, **settings})
+    config: PretrainedConfig = config_class(**{**COMMON, **settings, **changes})
     torch.manual_seed(sum(name.encode()))
     oracle: PreTrainedModel = getattr(transformers, prefix + "ForCausalLM")(config).eval().requires_grad_(False)
     for parameter_name, parameter in oracle.named_parameters():
