@@ -19,32 +19,10 @@ import msgspec
 import numpy as np
 
 from ..errors import CorruptCheckpoint, ModelNotFound, UnsupportedModel
+from .gguf_types import TENSOR_TYPES, type_name
 
 GGUFScalar = int | float | bool | str
 GGUFValue = GGUFScalar | list[int] | list[float] | list[bool] | list[str]
-
-TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292),
-    20: ("IQ4_NL", 32, 18),
-    23: ("IQ4_XS", 256, 136),
-    30: ("BF16", 1, 2),
-}
-"""Type number -> (name, elements a block, bytes a block) of the tensor types that can be loaded."""
-
-BLOCKS: dict[str, tuple[int, int]] = {name: (elements, size) for name, elements, size in TENSOR_TYPES.values()}
-"""Name -> (elements a block, bytes a block)."""
 
 MAX_METADATA_ENTRIES = 65_536
 MAX_TENSORS = 1_048_576
@@ -124,6 +102,15 @@ class GGUFFile(msgspec.Struct, frozen=True):
         if isinstance(value, list) and all(type(item) is int for item in value):
             return [item for item in value if isinstance(item, int)]
         raise self._wrong(key, value, "a list of integers")
+
+    def numbers(self, key: str) -> list[float] | None:
+        """The list of numbers at `key`, None if absent. Raises CorruptCheckpoint if it is of another type."""
+        value = self.metadata.get(key)
+        if value is None:
+            return None
+        if isinstance(value, list) and all(type(item) in (int, float) for item in value):
+            return [float(item) for item in value if isinstance(item, int | float)]
+        raise self._wrong(key, value, "a list of numbers")
 
     def _wrong(self, key: str, value: GGUFValue, wanted: str) -> CorruptCheckpoint:
         shown = f"a list of {len(value)} items" if isinstance(value, list) else repr(value)[:80]
@@ -209,6 +196,25 @@ class _Head:
         except UnicodeDecodeError as error:
             raise CorruptCheckpoint(f"{self.path}: {what} at byte {start:,} is not UTF-8") from error
 
+    def strings(self, length: int, what: str) -> list[str]:
+        """`length` strings: a vocabulary has hundreds of thousands, so nothing is called for each."""
+        view, unpack, size, at = self.view, _U64.unpack_from, self.size, self.at
+        items: list[str] = []
+        try:
+            while len(items) < length:
+                start = at + 8
+                end = start + unpack(view, at)[0]
+                if end > size:
+                    break
+                items.append(view[start:end].decode())
+                at = end
+        except (struct.error, UnicodeDecodeError):
+            pass
+        self.at = at
+        if len(items) < length:
+            items.append(self.string(what))  # raises: it says what is wrong
+        return items
+
     def entries(self, num_entries: int) -> dict[str, GGUFValue]:
         metadata: dict[str, GGUFValue] = {}
         for index in range(num_entries):
@@ -231,7 +237,7 @@ class _Head:
         kind = self.scalar(_U32, what)
         length = self.count(f"length of {what}", MAX_ARRAY_LENGTH)
         if kind == _STRING:
-            return [self.string(what) for _ in range(length)]
+            return self.strings(length, what)
         if kind not in _SCALARS:
             raise CorruptCheckpoint(f"{self.path}: {what} is a list of the unknown or nested type {kind}")
         scalar = _SCALARS[kind]
@@ -266,13 +272,13 @@ class _Head:
         if type_number not in TENSOR_TYPES:
             allowed = ", ".join(sorted(kind[0] for kind in TENSOR_TYPES.values()))
             raise UnsupportedModel(
-                f"{self.path}: tensor {name!r} has type {_type_name(type_number)}, which is not supported",
+                f"{self.path}: tensor {name!r} has type {type_name(type_number)}, which is not supported",
                 advice=f"supported types: {allowed}",
             )
-        type_name, block_elements, block_bytes = TENSOR_TYPES[type_number]
+        name_of_type, block_elements, block_bytes = TENSOR_TYPES[type_number]
         if 0 in dims or dims[0] % block_elements:
             raise CorruptCheckpoint(
-                f"{self.path}: tensor {name!r} of type {type_name} has dimensions {list(dims)}; "
+                f"{self.path}: tensor {name!r} of type {name_of_type} has dimensions {list(dims)}; "
                 f"the first must be a positive multiple of {block_elements}"
             )
         num_elements = 1
@@ -285,13 +291,4 @@ class _Head:
                 f"the file at {self.size:,}",
                 advice="fetch it again",
             )
-        return GGUFTensor(name, dims, type_name, offset, num_bytes)
-
-
-def _type_name(type_number: int) -> str:
-    from gguf.constants import GGMLQuantizationType
-
-    try:
-        return str(GGMLQuantizationType(type_number).name)
-    except ValueError:
-        return f"number {type_number}"
+        return GGUFTensor(name, dims, name_of_type, offset, num_bytes)

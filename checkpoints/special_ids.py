@@ -7,13 +7,17 @@ from pathlib import Path
 import msgspec
 
 from .architectures import hf_architecture
-from .gguf_file import read_gguf
+from .gguf_file import GGUFFile, read_gguf
 from .json_file import decode_json_file
 from .shape import Checkpoint
 
 TokenIds = int | list[int] | None
 
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
+"""Of Llama 3, ChatML and Gemma. Converters have written eot_token_id only since late in 2024."""
+_CONTROL = 3
+"""In tokenizer.ggml.token_type."""
 
 
 class SpecialIds(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -52,10 +56,24 @@ def read_special_ids(checkpoint: Checkpoint) -> SpecialIds:
 
 
 def gguf_special_ids(path: str) -> SpecialIds:
-    """The ids in a GGUF file's metadata: end of sequence, end of turn, end of message."""
+    """The ids in a GGUF file's metadata: end of sequence, end of turn, end of message.
+
+    Where it names no end of turn, that of a known name is one, if it is a control token.
+    """
     file = read_gguf(path)
     ends = [end for key in _END_KEYS if (end := file.integer(key)) is not None]
+    if file.integer("tokenizer.ggml.eot_token_id") is None:
+        ends += _ends_of_turn(file)
     return SpecialIds(file.integer("tokenizer.ggml.bos_token_id"), tuple(dict.fromkeys(ends)))
+
+
+def _ends_of_turn(file: GGUFFile) -> list[int]:
+    tokens, kinds = file.texts("tokenizer.ggml.tokens") or [], file.integers("tokenizer.ggml.token_type") or []
+    return [
+        token_id
+        for token_id, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind == _CONTROL and token in _ENDS_OF_TURN
+    ]
 
 
 def hf_special_ids(directory: str) -> SpecialIds:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..checkpoints.gguf_file import BLOCKS
+from ..checkpoints.gguf_types import BLOCKS
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -29,7 +29,7 @@ _IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38,
 
 
 def dequantize(raw: Bytes, type_name: str) -> Floats:
-    """raw: uint8 [num_rows, row bytes], whole blocks of `type_name` (a key of DEQUANTIZERS) -> float32 [num_rows, n]."""
+    """Rows of whole blocks of a type in DEQUANTIZERS: uint8 [num_rows, row bytes] -> float32 [num_rows, n]."""
     block_elements, block_bytes = BLOCKS[type_name]
     fill = DEQUANTIZERS[type_name]
     blocks = raw.reshape(-1, block_bytes)
@@ -71,7 +71,7 @@ def _planes(packed: Bytes, group: int, bits: int, shift: int) -> Bytes:
 
 
 def _multiply(values: Floats, factors: Floats) -> None:
-    """In place; values: [n, groups, size], factors: [n, groups]. torch's loop over short groups is three times numpy's."""
+    """In place; values: [n, groups, size], factors: [n, groups]. torch takes a third of numpy's time."""
     torch.from_numpy(values).mul_(torch.from_numpy(factors).unsqueeze(2))
 
 
@@ -95,7 +95,7 @@ def _q4_1(blocks: Bytes, out: Floats) -> None:
 
 def _fifth_bits(packed: Bytes) -> Bytes:
     """Bit i of the 32 as 16 or 0: uint8 [n, 4] -> uint8 [n, 32]."""
-    return np.unpackbits(packed, axis=1, bitorder="little") << 4
+    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
 
 
 def _q5_0(blocks: Bytes, out: Floats) -> None:
@@ -217,4 +217,4 @@ DEQUANTIZERS: dict[str, Callable[[Bytes, Floats], None]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
 }
-"""Type name -> the function that fills; all quantized types of `checkpoints.gguf_file.TENSOR_TYPES`."""
+"""Type name -> the function that fills; all quantized types of `checkpoints.gguf_types.TENSOR_TYPES`."""

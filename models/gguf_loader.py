@@ -7,7 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..checkpoints.gguf_file import BLOCKS, GGUFTensor, read_gguf
+from ..checkpoints.gguf_file import GGUFTensor, read_gguf
+from ..checkpoints.gguf_types import BLOCKS
 from ..checkpoints.model_weights import model_weights
 from ..checkpoints.shape import ModelShape
 from ..errors import UnsupportedModel
@@ -54,7 +55,7 @@ def _stored_tensor(
 
 
 def _to_tensor(raw: NDArray[np.uint8], type_name: str) -> Tensor:
-    """raw: uint8 [num_rows, row bytes] -> floating-point [num_rows, row elements]; not quantized: the file's own pages."""
+    """uint8 [num_rows, row bytes] -> floating-point [num_rows, n]; what is not quantized stays the file's own pages."""
     match type_name:
         case "F32":
             return torch.from_numpy(raw.view(np.float32))

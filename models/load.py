@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from ..checkpoints.gguf_rope import ROPE_FACTORS
 from ..checkpoints.shape import Checkpoint, ModelShape
 from ..errors import CorruptCheckpoint
+from .dummy_weights import open_dummy
 from .gguf_loader import open_gguf
 from .protocol import CausalLM
 from .registry import model_family
@@ -33,9 +35,20 @@ def load_model(
     """
     family = model_family(shape.architecture)
     expected = family.tensor_shapes(shape)
-    stored = open_gguf(checkpoint.path, shape) if checkpoint.format == "gguf" else open_safetensors(checkpoint.path)
-    wanted = _match(stored, expected, shape, checkpoint.path)
+    wanted = _match(_open(checkpoint, shape, expected), expected, shape, checkpoint.path)
     return family.from_pieces(shape, _pieces(wanted, progress), dtype, device, max_model_len)
+
+
+def _open(checkpoint: Checkpoint, shape: ModelShape, expected: dict[str, tuple[int, ...]]) -> dict[str, StoredTensor]:
+    match checkpoint.format:
+        case "gguf":
+            return open_gguf(checkpoint.path, shape)
+        case "safetensors":
+            return open_safetensors(checkpoint.path)
+        case "dummy":
+            return open_dummy(expected)
+        case _ as unknown:
+            assert_never(unknown)
 
 
 def _match(

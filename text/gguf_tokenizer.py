@@ -1,33 +1,16 @@
-"""The tokenizer in a GGUF file's metadata: byte-level BPE, built with the `tokenizers` package."""
+"""The tokenizer in a GGUF file's metadata, built with the `tokenizers` package: byte-level or SentencePiece's BPE."""
 
 from __future__ import annotations
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, processors
 
 from ..checkpoints import Checkpoint, GGUFFile, read_gguf, read_special_ids
 from ..errors import CorruptCheckpoint, UnsupportedModel
 from .chat_template import ChatTemplate
+from .pre_tokenizers import SPLIT_RULES, SplitRule, split_normalizer, split_pre_tokenizer
+from .sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary, build_sentencepiece
 from .tokenizer import Tokenizer
-
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-"""Values of tokenizer.ggml.token_type; the others (normal, unused, byte) are plain entries of the vocabulary."""
-
-_LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-
-_PRE_TOKENIZERS = {
-    "gpt-2": "gpt-2",
-    "smollm": "smollm",
-    "llama-bpe": "llama-bpe",
-    "llama3": "llama-bpe",
-    "llama-v3": "llama-bpe",
-    "qwen2": "qwen2",
-}
-"""tokenizer.ggml.pre -> the rule that it stands for."""
 
 _SPECIAL_ROLES = ("bos", "eos", "unknown", "padding", "separator", "mask")
 _TEMPLATE_NAMES = {"unknown": "unk_token", "padding": "pad_token", "separator": "sep_token"}
@@ -60,54 +43,74 @@ def load_gguf_tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> To
 def _build(
     file: GGUFFile, tokens: list[str], bos_token_id: int | None, eos_token_ids: tuple[int, ...]
 ) -> tokenizers.Tokenizer:
-    rule = _rule(file)
-    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    merges = [_pair(file, merge) for merge in file.texts("tokenizer.ggml.merges") or ()]
-    try:
-        model = models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=rule == "llama-bpe")
-    except Exception as error:  # the package raises bare Exception for merges that do not fit the vocabulary
-        raise CorruptCheckpoint(f"{file.path}: vocabulary and merges do not fit: {error}") from error
-    backend = tokenizers.Tokenizer(model)
-    if rule == "qwen2":
-        backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = _pre_tokenizer(rule)
-    backend.decoder = decoders.ByteLevel()
-    _add_marked_tokens(file, backend, tokens)
-    # llama.cpp takes `llama-bpe` files without the field as if it were set: Llama 3's always begin with BOS.
-    adds_bos = file.flag("tokenizer.ggml.add_bos_token")
-    begin = bos_token_id if adds_bos or (adds_bos is None and rule == "llama-bpe") else None
+    kinds = _kinds(file, tokens)
+    match model := file.text("tokenizer.ggml.model"):
+        case "gpt2":
+            rule = _rule(file)
+            backend, adds_bos = _byte_level(file, rule, tokens, kinds), rule.adds_bos
+        case "llama":
+            backend, adds_bos = _sentencepiece(file, tokens, kinds), True
+        case _:
+            raise UnsupportedModel(
+                f"{file.path}: tokenizer.ggml.model {model!r} is not supported",
+                advice="supported: gpt2 (byte-level BPE), llama (SentencePiece's BPE)",
+            )
+    stated = file.flag("tokenizer.ggml.add_bos_token")
+    begin = bos_token_id if (adds_bos if stated is None else stated) else None
     end = next(iter(eos_token_ids), None) if file.flag("tokenizer.ggml.add_eos_token") else None
-    _add_around(backend, tokens, begin, end)
+    _add_around(file, backend, tokens, begin, end)
     return backend
 
 
-def _rule(file: GGUFFile) -> str:
-    model = file.text("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise UnsupportedModel(
-            f"{file.path}: tokenizer.ggml.model {model!r} is not supported", advice="supported: gpt2 (byte-level BPE)"
-        )
+def _kinds(file: GGUFFile, tokens: list[str]) -> list[int]:
+    kinds = file.integers("tokenizer.ggml.token_type")
+    if kinds is None:
+        return [NORMAL] * len(tokens)
+    if len(kinds) != len(tokens):
+        raise CorruptCheckpoint(f"{file.path}: {len(tokens):,} tokens, but {len(kinds):,} entries in token_type")
+    return kinds
+
+
+def _sentencepiece(file: GGUFFile, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
+    scores = file.numbers("tokenizer.ggml.scores")
+    if scores is None:
+        raise CorruptCheckpoint(f"{file.path} has no tokenizer.ggml.scores, which a SentencePiece vocabulary needs")
+    adds_space = file.flag("tokenizer.ggml.add_space_prefix")
+    return build_sentencepiece(
+        Vocabulary(tokens, scores, kinds), adds_space=adds_space is not False, only_first=False, where=file.path
+    )
+
+
+def _byte_level(file: GGUFFile, rule: SplitRule, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    merges = [_pair(file, merge) for merge in file.texts("tokenizer.ggml.merges") or ()]
+    try:
+        model = models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=rule.ignores_merges)
+    except Exception as error:  # the package raises bare Exception for merges that do not fit the vocabulary
+        raise CorruptCheckpoint(f"{file.path}: vocabulary and merges do not fit: {error}") from error
+    backend = tokenizers.Tokenizer(model)
+    normalizer = split_normalizer(rule)
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.pre_tokenizer = split_pre_tokenizer(rule)
+    backend.decoder = decoders.ByteLevel()
+    _add_marked_tokens(backend, tokens, kinds)
+    return backend
+
+
+def _rule(file: GGUFFile) -> SplitRule:
     pre = file.text("tokenizer.ggml.pre")
-    if pre not in _PRE_TOKENIZERS:
+    if pre is None:
+        raise UnsupportedModel(
+            f"{file.path} does not say how its tokenizer splits a text (tokenizer.ggml.pre is missing)",
+            advice="convert the model again with a present llama.cpp, or use its Hugging Face directory",
+        )
+    if pre not in SPLIT_RULES:
         raise UnsupportedModel(
             f"{file.path}: tokenizer.ggml.pre {pre!r} is not supported",
-            advice=f"supported: {', '.join(_PRE_TOKENIZERS)}",
+            advice=f"use the model's Hugging Face directory; supported in GGUF: {', '.join(SPLIT_RULES)}",
         )
-    return _PRE_TOKENIZERS[pre]
-
-
-def _pre_tokenizer(rule: str) -> pre_tokenizers.PreTokenizer:
-    match rule:
-        case "gpt-2":
-            return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        case "smollm":
-            digits = pre_tokenizers.Digits(individual_digits=True)
-            return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
-        case _:
-            split = Regex(_LLAMA3_SPLIT if rule == "llama-bpe" else _QWEN2_SPLIT)
-            by_regex = pre_tokenizers.Split(split, behavior="isolated")
-            to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-            return pre_tokenizers.Sequence([by_regex, to_bytes])
+    return SPLIT_RULES[pre]
 
 
 def _pair(file: GGUFFile, merge: str) -> tuple[str, str]:
@@ -117,25 +120,27 @@ def _pair(file: GGUFFile, merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _add_marked_tokens(file: GGUFFile, backend: tokenizers.Tokenizer, tokens: list[str]) -> None:
+def _add_marked_tokens(backend: tokenizers.Tokenizer, tokens: list[str], kinds: list[int]) -> None:
     """Tokens that text is searched for before it is split: control tokens, which are special, and user-defined ones."""
-    kinds = file.integers("tokenizer.ggml.token_type")
-    if kinds is None:
-        return
-    if len(kinds) != len(tokens):
-        raise CorruptCheckpoint(f"{file.path}: {len(tokens):,} tokens, but {len(kinds):,} entries in token_type")
-    for token, kind in zip(tokens, kinds, strict=True):
-        if kind in (_UNKNOWN, _CONTROL):
-            backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
-        elif kind == _USER_DEFINED:
-            backend.add_tokens([AddedToken(token, special=False, normalized=False)])
+    marked = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if token]
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token, kind in marked if kind in (UNKNOWN, CONTROL)]
+    )
+    backend.add_tokens(
+        [AddedToken(token, special=False, normalized=False) for token, kind in marked if kind == USER_DEFINED]
+    )
 
 
-def _add_around(backend: tokenizers.Tokenizer, tokens: list[str], begin: int | None, end: int | None) -> None:
+def _add_around(
+    file: GGUFFile, backend: tokenizers.Tokenizer, tokens: list[str], begin: int | None, end: int | None
+) -> None:
     """Lets `encode(add_special_tokens=True)` put the token `begin` before and `end` behind a text."""
     marks = [(name, token_id) for name, token_id in (("BEGIN", begin), ("END", end)) if token_id is not None]
     if not marks:
         return
+    for _, token_id in marks:
+        if not 0 <= token_id < len(tokens):
+            raise CorruptCheckpoint(f"{file.path}: texts begin or end with token {token_id}, of {len(tokens):,}")
     pieces = ["BEGIN"] * (begin is not None) + ["$A"] + ["END"] * (end is not None)
     backend.post_processor = processors.TemplateProcessing(
         single=" ".join(pieces),

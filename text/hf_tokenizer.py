@@ -1,4 +1,6 @@
-"""The tokenizer in a directory as Hugging Face writes it: tokenizer.json, tokenizer_config.json, a chat template."""
+"""The tokenizer in a directory as Hugging Face writes it: tokenizer.json or tokenizer.model, tokenizer_config.json,
+a chat template.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,14 @@ from pathlib import Path
 
 import msgspec
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, processors
 
 from ..checkpoints import Checkpoint, read_special_ids
 from ..checkpoints.json_file import decode_json_file
 from ..errors import ConfigError, CorruptCheckpoint, UnsupportedModel
 from .chat_template import ChatTemplate
+from .sentencepiece import build_sentencepiece
+from .sentencepiece_file import read_sentencepiece
 from .tokenizer import Tokenizer
 
 
@@ -41,6 +45,10 @@ class _TokenizerConfig(msgspec.Struct):
     mask_token: str | _Token | None = None
     added_tokens_decoder: dict[str, _Token] = {}
     chat_template: str | list[_NamedTemplate] | None = None
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    legacy: bool | None = None
+    """Of a SentencePiece model that puts a space before a text: also before what follows a marked token."""
 
 
 _MAX_ID_DIGITS = 10
@@ -53,17 +61,16 @@ def load_hf_tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> Toke
     Errors as in `load_tokenizer`.
     """
     directory = Path(checkpoint.path)
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        raise UnsupportedModel(
-            f"{directory} holds no tokenizer.json",
-            advice="other tokenizer files are not supported; save it once as a fast tokenizer",
-        )
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises bare Exception for whatever is wrong with the file
-        raise CorruptCheckpoint(f"{path} is malformed: {error}") from error
     config = _read_config(directory)
+    path = directory / "tokenizer.json"
+    if path.is_file():
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the package raises bare Exception for whatever is wrong with the file
+            raise CorruptCheckpoint(f"{path} is malformed: {error}") from error
+    else:
+        path = directory / "tokenizer.model"
+        backend = _from_sentencepiece(path, config)
     _add_tokens(backend, config, str(directory / "tokenizer_config.json"))
     named = _named_tokens(config)
     special = read_special_ids(checkpoint)
@@ -81,6 +88,34 @@ def load_hf_tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> Toke
         chat_template=template,
         where=str(path),
     )
+
+
+def has_tokenizer(directory: str) -> bool:
+    """Whether the directory holds a file that `load_hf_tokenizer` reads a vocabulary from."""
+    return any((Path(directory) / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
+
+
+def _from_sentencepiece(path: Path, config: _TokenizerConfig) -> tokenizers.Tokenizer:
+    """As the Llama and Gemma classes read it: texts begin with BOS unless the configuration says no."""
+    if not path.is_file():
+        raise UnsupportedModel(
+            f"{path.parent} holds no tokenizer.json and no tokenizer.model",
+            advice="other tokenizer files are not supported; save it once as a fast tokenizer",
+        )
+    model = read_sentencepiece(path)
+    only_first = config.legacy is False
+    backend = build_sentencepiece(model.vocabulary, adds_space=model.adds_space, only_first=only_first, where=str(path))
+    named = _named_tokens(config)
+    begin = named.get("bos_token", "<s>") if config.add_bos_token is not False else ""
+    end = named.get("eos_token", "</s>") if config.add_eos_token else ""
+    known = [token if backend.token_to_id(token) is not None else "" for token in (begin, end)]
+    if any(known):
+        pieces = [known[0], "$A", known[1]]
+        backend.post_processor = processors.TemplateProcessing(
+            single=[piece for piece in pieces if piece],
+            special_tokens=[(token, backend.token_to_id(token)) for token in known if token],
+        )
+    return backend
 
 
 def _read_config(directory: Path) -> _TokenizerConfig:

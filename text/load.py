@@ -6,8 +6,9 @@ from pathlib import Path
 
 from ..checkpoints import Checkpoint
 from ..errors import ConfigError, CorruptCheckpoint
+from .dummy_tokenizer import make_dummy_tokenizer
 from .gguf_tokenizer import load_gguf_tokenizer
-from .hf_tokenizer import load_hf_tokenizer
+from .hf_tokenizer import has_tokenizer, load_hf_tokenizer
 from .render_process import shared
 from .rust_panics import panics_as
 from .tokenizer import Tokenizer
@@ -31,6 +32,8 @@ def load_tokenizer(
     with panics_as(lambda sentence: CorruptCheckpoint(f"{checkpoint.path}: {sentence}")):
         if checkpoint.format == "gguf":
             return load_gguf_tokenizer(checkpoint, template)
+        if checkpoint.format == "dummy" and not has_tokenizer(checkpoint.path):
+            return make_dummy_tokenizer(checkpoint, template)
         return load_hf_tokenizer(checkpoint, template)
 
 

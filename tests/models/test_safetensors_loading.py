@@ -94,11 +94,37 @@ def test_a_bias_that_the_configuration_does_not_name_is_refused(gqa_oracle, tmp_
         load(tmp_path, gqa_oracle)
 
 
-def test_a_quantized_dtype_is_refused(gqa_oracle, tmp_path):
+def test_shards_without_an_index_load_too(gqa_oracle, tmp_path, attention_factory):
+    gqa_oracle.model.save_pretrained(tmp_path, max_shard_size="100KB")
+    (tmp_path / "model.safetensors.index.json").unlink()
+    expected = gqa_oracle.model(TOKENS[None]).logits[0]
+    torch.testing.assert_close(logits(load(tmp_path, gqa_oracle), attention_factory()), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_checkpoint_of_three_dtypes_loads_to_its_values(gqa_oracle, tmp_path, attention_factory):
+    """Untied head in F16, layers in BF16, the rest in F32."""
+    stored = {"lm_head": torch.float16, "model.layers": torch.bfloat16}
+    for name, parameter in gqa_oracle.model.named_parameters():
+        parameter.copy_(parameter.to(stored.get(name.rsplit(".", 1)[0][: len("model.layers")], torch.float32)))
+    gqa_oracle.model.save_pretrained(tmp_path)
+
+    def narrow(tensors):
+        for name, tensor in tensors.items():
+            tensors[name] = tensor.to(stored.get(name.rsplit(".", 1)[0][: len("model.layers")], torch.float32))
+
+    rewrite(tmp_path, narrow)
+    dtypes = {str(tensor.dtype) for tensor in load_file(tmp_path / "model.safetensors").values()}
+    assert dtypes == {"torch.float32", "torch.float16", "torch.bfloat16"}
+    expected = gqa_oracle.model(TOKENS[None]).logits[0]
+    torch.testing.assert_close(logits(load(tmp_path, gqa_oracle), attention_factory()), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "shown"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")])
+def test_a_quantized_dtype_is_refused(gqa_oracle, tmp_path, dtype, shown):
     gqa_oracle.model.save_pretrained(tmp_path)
     name = "model.layers.0.self_attn.q_proj.weight"
-    rewrite(tmp_path, lambda tensors: tensors.update({name: torch.ones(96, 96, dtype=torch.int8)}))
-    with pytest.raises(UnsupportedModel, match=r"q_proj\.weight' has dtype I8"):
+    rewrite(tmp_path, lambda tensors: tensors.update({name: torch.ones(96, 96).to(dtype)}))
+    with pytest.raises(UnsupportedModel, match=rf"q_proj\.weight' has dtype {shown}"):
         load(tmp_path, gqa_oracle)
 
 

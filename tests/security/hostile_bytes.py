@@ -102,6 +102,26 @@ def write_directory(directory: Path) -> None:
     backend.save(str(directory / "tokenizer.json"))
 
 
+def sentencepiece_model() -> bytes:
+    """A tokenizer.model as protocol buffers: pieces (text, score, kind), the kind BPE, no normalization."""
+
+    def field(number: int, value: bytes | int | float) -> bytes:
+        if isinstance(value, bytes):
+            return bytes([number << 3 | 2, len(value)]) + value
+        return (
+            bytes([number << 3 | 5]) + struct.pack("<f", value)
+            if isinstance(value, float)
+            else bytes([number << 3, value])
+        )
+
+    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("ab", -1.0, 1), ("abab", -2.0, 1), ("\u2581", -3.0, 1)]
+    pieces += [("a", -4.0, 1), ("b", -5.0, 1), *((f"<0x{byte:02X}>", 0.0, 6) for byte in range(200))]
+    data = b"".join(
+        field(1, field(1, text.encode()) + field(2, score) + field(3, kind)) for text, score, kind in pieces
+    )
+    return data + field(2, field(3, 2)) + field(3, field(3, 1) + field(4, 0))
+
+
 NUMBERS = [0, 1, 2, 7, 31, 255, 1 << 16, (1 << 24) + 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 64) - 1]
 
 

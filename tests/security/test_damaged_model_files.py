@@ -163,6 +163,33 @@ def test_a_damaged_safetensors_file(files: Files, budget: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", BUDGETS)
+def test_a_damaged_sentencepiece_model(tmp_path: Path, budget: int) -> None:
+    whole = hostile_bytes.sentencepiece_model()
+    (tmp_path / "config.json").write_text('{"bos_token_id": 1, "eos_token_id": 1}')
+    seen = set()
+
+    @fuzz(80 * budget)
+    @given(hostile_bytes.damaged(whole, len(whole)) | st.binary(max_size=50))
+    @example(whole)
+    def run(data: bytes) -> None:
+        path = tmp_path / "tokenizer.model"
+        path.write_bytes(data)
+        try:
+            tokenizer = load_tokenizer(Checkpoint("x", "safetensors", str(tmp_path), "x"))
+        except ConfigError as error:
+            assert str(tmp_path) in str(error)
+            seen.add(False)
+            return
+        with contextlib.suppress(EngineFailure):
+            tokenizer.decode(tokenizer.encode("abab ä日 <s>", add_special_tokens=True))
+        seen.add(True)
+
+    run()
+    assert seen == {True, False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("name", JSON_FILES)
 def test_a_damaged_json_file(files: Files, name: str, budget: int) -> None:
     whole = (files.directory / name).read_bytes()

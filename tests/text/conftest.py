@@ -113,7 +113,7 @@ def write_gguf_tokenizer(
     """write(pre=..., kinds=..., merges=..., extra=writer -> None): the byte-level tokenizer as GGUF metadata."""
 
     def write(
-        pre: str = "gpt-2",
+        pre: str | None = "gpt-2",
         model: str = "gpt2",
         kinds: list[int] | None = None,
         merges: list[str] | None = None,
@@ -125,7 +125,8 @@ def write_gguf_tokenizer(
         pairs = [merge if isinstance(merge, str) else " ".join(merge) for merge in described["merges"]]
         writer = gguf.GGUFWriter(path, "llama")
         writer.add_tokenizer_model(model)
-        writer.add_tokenizer_pre(pre)
+        if pre is not None:
+            writer.add_tokenizer_pre(pre)
         writer.add_token_list(tokens)
         writer.add_token_types([3 if token in SPECIALS else 1 for token in tokens] if kinds is None else kinds)
         writer.add_token_merges(pairs if merges is None else merges)

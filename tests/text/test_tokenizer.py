@@ -13,12 +13,13 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers
 
 from callboard.checkpoints import Checkpoint, resolve_checkpoint
 from callboard.errors import CorruptCheckpoint, InvalidRequest, UnsupportedModel
 from callboard.mailbox.messages.requests import ChatMessage
 from callboard.text import Detokenizer, Tokenizer, load_tokenizer
+from callboard.text.pre_tokenizers import SPLIT_RULES, split_pre_tokenizer
 
 REFERENCE = [
     json.loads(line)
@@ -26,6 +27,16 @@ REFERENCE = [
 ]
 Write = Callable[..., Checkpoint]
 no_deadline = settings(deadline=None)
+_GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+_SINGLE_DIGITS = [pre_tokenizers.Digits(individual_digits=True), _GPT2]
+_THREE_DIGITS = pre_tokenizers.Split(tokenizers.Regex("[0-9][0-9][0-9]"), behavior="isolated")
+EQUIVALENTS = {
+    "starcoder": _SINGLE_DIGITS,
+    "command-r": _SINGLE_DIGITS,
+    "olmo": [_GPT2],
+    "falcon": [pre_tokenizers.Punctuation(behavior="contiguous"), _GPT2, _THREE_DIGITS],
+}
+"""tokenizer.ggml.pre -> the steps as such models' tokenizer.json has them."""
 
 
 # -- the demo model ---------------------------------------------------------------------------------------------------
@@ -220,7 +231,7 @@ def test_transformers_encodes_and_decodes_the_same(
 def test_what_cannot_be_loaded_says_why(
     byte_level_backend: tokenizers.Tokenizer, write_tokenizer: Write, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnsupportedModel, match=r"holds no tokenizer\.json"):
+    with pytest.raises(UnsupportedModel, match=r"holds no tokenizer\.json and no tokenizer\.model"):
         load_tokenizer(Checkpoint("x", "safetensors", str(tmp_path), "x"))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         with pytest.raises(CorruptCheckpoint, match=rf"{name} is malformed"):
@@ -256,13 +267,42 @@ def gpt2_twin(write_gguf_tokenizer: Write) -> Tokenizer:
         ("smollm", "x 123 it's", ["x", " ", "1", "2", "3", " it", "'s"]),
         ("llama-bpe", "x 12345 IT'S\n\n", ["x", " ", "123", "45", " IT", "'S", "\n\n"]),
         ("qwen2", "x 123 IT'S\n\n", ["x", " ", "1", "2", "3", " IT", "'S", "\n\n"]),
+        ("stablelm2", "x 123 IT'S", ["x", " ", "1", "2", "3", " IT", "'S"]),
+        ("dbrx", "x 12345 IT'S", ["x", " ", "123", "45", " IT", "'S"]),
+        ("gpt-4o", "HTTPServer's 12345 a/\n", ["HTTPServer's", " ", "123", "45", " a", "/\n"]),
+        ("llama4", "camelCase don'T", ["camel", "Case", " don'T"]),
+        ("tekken", "camelCase's 123", ["camel", "Case", "'s", " ", "1", "2", "3"]),
+        ("default", "x+=12345 it's", ["x", "+=", "123", "45", " it", "'", "s"]),
+        ("falcon", "x+=12345 it's `a` 12", ["x", "+=", "123", "45", " it", "'", "s", " ", "`", "a", "`", " 12"]),
+        ("starcoder", "x 123 it's", ["x", " ", "1", "2", "3", " it", "'s"]),
+        ("refact", "x 12", ["x", " ", "1", "2"]),
+        ("command-r", "x 12", ["x", " ", "1", "2"]),
+        ("olmo", "x 123 it's", ["x", " 123", " it", "'s"]),
+        ("phi-2", "x 123  it's", ["x", " 123", " ", " it", "'s"]),
+        ("deepseek-llm", "x\n 12345 ab, cd", ["x", "\n", " ", "12345", " ab", ",", " cd"]),
+        ("deepseek-coder", "x\n 12 ab, cd", ["x", "\n", " ", "1", "2", " ab", ",", " cd"]),
+        ("deepseek-v3", "x\n\n 12345 .ab日本, cd", ["x", "\n\n", " ", "123", "45", " .", "ab", "日本", ",", " cd"]),
+        ("qwen35", "e\u0301x 12", ["éx", " ", "1", "2"]),
     ],
 )
 def test_each_rule_splits_text_its_way(write_gguf_tokenizer: Write, pre: str, text: str, pieces: list[str]) -> None:
     """The pieces are those of the rule's published regular expression, worked out by hand."""
-    loaded = load_tokenizer(write_gguf_tokenizer(pre))
-    split = loaded._backend.pre_tokenizer.pre_tokenize_str(text)
-    assert [loaded._backend.decoder.decode([piece]) for piece, _ in split] == pieces
+    backend = load_tokenizer(write_gguf_tokenizer(pre))._backend
+    normal = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
+    split = backend.pre_tokenizer.pre_tokenize_str(normal)
+    assert [backend.decoder.decode([piece]) for piece, _ in split] == pieces
+
+
+@no_deadline
+@given(text=st.text() | st.text(alphabet="aB1\u00b2\u0661 \n\t'.,!`$\u00e9\u65e5\u0301"))
+@pytest.mark.parametrize(("pre", "steps"), EQUIVALENTS.items())
+def test_rules_equal_the_steps_that_models_files_have(
+    pre: str, steps: list[pre_tokenizers.PreTokenizer], text: str
+) -> None:
+    """Families whose tokenizer.json says it otherwise than with expressions."""
+    assert split_pre_tokenizer(SPLIT_RULES[pre]).pre_tokenize_str(text) == pre_tokenizers.Sequence(
+        steps
+    ).pre_tokenize_str(text)
 
 
 @pytest.mark.parametrize(
@@ -274,6 +314,8 @@ def test_each_rule_splits_text_its_way(write_gguf_tokenizer: Write, pre: str, te
         ("gpt-2", None, True, ([], [1])),
         ("llama-bpe", None, None, ([0], [])),
         ("llama-bpe", False, None, ([], [])),
+        ("tekken", None, None, ([0], [])),
+        ("qwen2", None, None, ([], [])),
     ],
 )
 def test_begin_and_end_are_added_as_the_file_says(
@@ -293,9 +335,10 @@ def test_begin_and_end_are_added_as_the_file_says(
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"pre": "default"}, UnsupportedModel, "'default'.*supported: gpt-2"),
-        ({"pre": "tekken"}, UnsupportedModel, "'tekken'"),
-        ({"model": "llama"}, UnsupportedModel, r"tokenizer\.ggml\.model 'llama'"),
+        ({"pre": "superbpe"}, UnsupportedModel, "'superbpe'"),
+        ({"pre": None}, UnsupportedModel, r"tokenizer\.ggml\.pre is missing"),
+        ({"model": "t5"}, UnsupportedModel, r"tokenizer\.ggml\.model 't5'"),
+        ({"model": "llama"}, CorruptCheckpoint, r"no tokenizer\.ggml\.scores"),
         ({"merges": ["nospace"]}, CorruptCheckpoint, "'nospace'"),
         ({"merges": ["qq zz"]}, CorruptCheckpoint, "do not fit"),
         ({"kinds": [1, 1]}, CorruptCheckpoint, "2 entries in token_type"),
