@@ -78,6 +78,18 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
             },
         },
     ),
+    "gemma3-gguf": (
+        "Gemma3",
+        {
+            **GEMMA3,
+            "num_hidden_layers": 7,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     "gemma3-no-window": ("Gemma3", {**GEMMA3, "sliding_window_pattern": 1, "query_pre_attn_scalar": 24}),
 }
 """Name -> (prefix of the classes, settings)."""
@@ -91,11 +103,14 @@ class Loaded(NamedTuple):
     model: CausalLM
 
 
-def make_oracle(name: str) -> PreTrainedModel:
-    """Random weights so large that a wrong order, norm, angle or window moves the logits by far more than rounding."""
+def make_oracle(name: str, **changes: object) -> PreTrainedModel:
+    """Random weights so large that a wrong order, norm, angle or window moves the logits by far more than rounding.
+
+    `changes`: settings in place of those of the case.
+    """
     prefix, settings = CASES[name]
     config_class = getattr(transformers, {"Gemma3": "Gemma3Text"}.get(prefix, prefix) + "Config")
-    config: PretrainedConfig = config_class(**{**COMMON, **settings})
+    config: PretrainedConfig = config_class(**{**COMMON, **settings, **changes})
     torch.manual_seed(sum(name.encode()))
     oracle: PreTrainedModel = getattr(transformers, prefix + "ForCausalLM")(config).eval().requires_grad_(False)
     for parameter_name, parameter in oracle.named_parameters():
