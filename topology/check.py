@@ -55,6 +55,9 @@ def _check_model(topology: Topology, shape: ModelShape | None, problems: list[Pr
     for name in ("source", "served_name", "chat_template"):
         if getattr(model, name) == "":
             problems.append(Problem(("model", name), f'{name} = ""', "a name that is not empty", "fill it in"))
+    if model.load == "dummy" and not model.source.startswith("dummy:"):
+        allowed = '"auto", or "dummy" with a source "dummy:DIRECTORY"'
+        problems.append(Problem(("model", "load"), 'load = "dummy"', allowed, "write dummy: before the source"))
     if shape is not None and model.max_model_len is not None and model.max_model_len > shape.max_position:
         got = f"max_model_len = {model.max_model_len:,}"
         allowed = f"at most {shape.max_position:,}, the model's own"

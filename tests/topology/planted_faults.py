@@ -225,7 +225,7 @@ KINDS = {
         ("[server]", "[structured_output]◀\n[server]", ["[structured_output]", "not supported yet"]),
         ("[server]", "[speculative]◀\nmethod = 'ngram'\n[server]", ["[speculative]", "not supported yet"]),
         ("[scheduler]\n", "[scheduler]\npolicy = 'fair'◀\n", ['"fcfs", "priority"; "fair" is not supported yet']),
-        ("max_model_len = 2048", "load = 'dummy'◀", ["load = \"dummy\", but", "is loaded as safetensors"]),
+        ("max_model_len = 2048", "load = 'dummy'◀", ['load = "dummy"', "write dummy: before the source"]),
     ],
     "host that is no host": [
         ("port = 0", 'host = ""◀', ["[server]", 'host = ""', "a host name or an address"]),
