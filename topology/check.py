@@ -82,13 +82,13 @@ def _check_scheduler(topology: Topology, problems: list[Problem]) -> None:
 
 
 def _check_slots(topology: Topology, shape: ModelShape | None, problems: list[Problem]) -> None:
-    """The largest plan and the largest result stay within reason: they are what the slots of the boards are made for."""
+    """The largest plan and result stay within reason: they are what the slots of the boards are made for."""
     max_model_len = topology.model.max_model_len or (shape.max_position if shape is not None else 1)
     num_bytes = max(plan_bytes(topology, max_model_len), result_bytes(topology))
     if num_bytes > MAX_SLOT_BYTES:
         section = topology.scheduler
         got = f"max_num_seqs = {section.max_num_seqs:,}, max_num_batched_tokens = {section.max_num_batched_tokens:,}"
-        allowed = f"plans and results of at most {render_bytes(MAX_SLOT_BYTES)}, these may have {render_bytes(num_bytes)}"
+        allowed = f"plans and results of {render_bytes(MAX_SLOT_BYTES)} at most, these may have {render_bytes(num_bytes)}"
         path = ("scheduler", "max_num_batched_tokens")
         problems.append(Problem(path, got, allowed, "lower them, or [model] max_model_len", _SIZES))
 
