@@ -88,7 +88,8 @@ def _check_slots(topology: Topology, shape: ModelShape | None, problems: list[Pr
     if num_bytes > MAX_SLOT_BYTES:
         section = topology.scheduler
         got = f"max_num_seqs = {section.max_num_seqs:,}, max_num_batched_tokens = {section.max_num_batched_tokens:,}"
-        allowed = f"plans and results of {render_bytes(MAX_SLOT_BYTES)} at most, these may have {render_bytes(num_bytes)}"
+        most, largest = render_bytes(MAX_SLOT_BYTES), render_bytes(num_bytes)
+        allowed = f"plans and results of at most {most}, these may have {largest}"
         path = ("scheduler", "max_num_batched_tokens")
         problems.append(Problem(path, got, allowed, "lower them, or [model] max_model_len", _SIZES))
 
