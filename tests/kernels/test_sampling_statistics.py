@@ -48,10 +48,10 @@ def test_the_tests_find_a_shift_of_three_points_and_alarm_at_their_level():
     def counts(of, n):
         return Counter(generator.choices(list(of), list(of.values()), k=n))
 
-    alarms = [g_test(counts(law, 2000), law) < 0.05 for _ in range(400)]
-    assert 0.02 < sum(alarms) / 400 < 0.10
-    alarms = [two_sample_g(counts(law, 2000), counts(law, 2000)) < 0.05 for _ in range(400)]
-    assert 0.02 < sum(alarms) / 400 < 0.10
+    alarms = [g_test(counts(law, 1000), law) < 0.05 for _ in range(200)]
+    assert 0.02 < sum(alarms) / 200 < 0.10
+    alarms = [two_sample_g(counts(law, 1000), counts(law, 1000)) < 0.05 for _ in range(200)]
+    assert 0.02 < sum(alarms) / 200 < 0.10
     assert g_test(counts(shifted, 5000), law) < 1e-4
     assert g_test(Counter({0: 4999, 99: 1}), {0: 1.0, 99: 0.0}) == 0
 
@@ -67,9 +67,9 @@ PAIRS = [a | b for a, b in itertools.combinations(SINGLE, 2) if a.keys() != b.ke
 CLAIMS = [{}, *SINGLE, *PAIRS]
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(8))
 def test_temperature_and_filters_and_their_pairs(part):
-    for settings in CLAIMS[part::4]:
+    for settings in CLAIMS[part::8]:
         law = filtered_law(LAW_LOGITS, **settings)
         assert holds(lambda seed, n: g_test(draw(n, seed, **settings), law), len(CLAIMS)), settings  # noqa: B023
         if list(law.values()).count(0.0) == VOCAB - 1:  # one token is left
