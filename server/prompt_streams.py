@@ -92,6 +92,7 @@ class PromptStreams:
         except RequestError as error:
             if error.param == "prompt":
                 error.param = f"prompt[{index}]"
+                error.message = f"{error.param}: {error.message}"
             await self._arrived.put(error)
         except Exception as error:
             await self._arrived.put(error)

@@ -108,14 +108,21 @@ async def test_a_stream_keeps_the_indexes(serve, http, frontend, n):
 
 @pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize(
-    "error", [InvalidRequest("prompt is too long", param="prompt"), Overloaded("full", retry_after_s=3)]
+    "error",
+    [
+        lambda: InvalidRequest("prompt is too long", param="prompt"),
+        lambda: Overloaded("full", retry_after_s=3),
+    ],
 )
 async def test_a_prompt_that_is_refused_refuses_all(serve, http, frontend, streams, error):
     """The others wait for tokens meanwhile, and are closed."""
+    error = error()
     frontend.script = lambda stream: stream.push(error) if index_of(stream) == 1 else None
     status, answer = await post(http, await serve(), prompt=PROMPTS, stream=streams)
     assert status == error.status
-    assert answer["error"]["param"] == ("prompt[1]" if isinstance(error, InvalidRequest) else None)
+    is_of_one = isinstance(error, InvalidRequest)
+    assert answer["error"]["param"] == ("prompt[1]" if is_of_one else None)
+    assert answer["error"]["message"] == ("prompt[1]: prompt is too long" if is_of_one else "full")
     assert len(frontend.streams) == 3
     assert all(stream.closed.is_set() for stream in frontend.streams)
 
