@@ -266,9 +266,12 @@ class Frontend:
             self._abort(stream, sentence)
             self._fail(stream, RequestAtFault(sentence))
         else:
-            # One that lives is kept, for its state of the request is replaced and not left behind.
-            tokenizer = self._tokenizer_for(stream.tokenizer) if stream.is_lost else stream.tokenizer
+            tokenizer = self._next_tokenizer(stream)
             self._tokenizers[tokenizer].post(stream.resume(tokenizer))
+
+    def _next_tokenizer(self, stream: Stream) -> str:
+        """One that lives is kept, for its state of the request is replaced and not left behind."""
+        return self._tokenizer_for(stream.tokenizer) if stream.is_lost else stream.tokenizer
 
     def _tokenizer_for(self, dead: str) -> str:
         """Instead of one that died another, if there is one, for its successor may be busy with its start."""

@@ -131,6 +131,8 @@ class TextState:
         text, self._prompt_text = self._prompt_text, None
         if text is None:
             return None
+        if logprobs is None and self.generate.sampling.prompt_logprobs is not None and len(self.prompt_token_ids) == 1:
+            logprobs = []  # there are none of the first token
         return PromptDetails(self.prompt_token_ids, text, None if logprobs is None else self.describe(logprobs))
 
     def describe(self, logprobs: list[TokenLogprobs]) -> list[TokenText]:

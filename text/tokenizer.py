@@ -9,6 +9,7 @@ import tokenizers
 from ..errors import CorruptCheckpoint, EngineFailure, InvalidRequest, UnsupportedModel
 from .byte_level import byte_level_bytes
 from .chat_template import ChatTemplate
+from .length import keeps_length
 from .rust_panics import panics_as
 
 MAX_UNUSED_IDS = 1 << 16
@@ -56,7 +57,7 @@ class Tokenizer:
         """Characters of the longest token, at least 1; a byte is a character of a byte-level token."""
         added = backend.get_added_tokens_decoder().values()
         takes_space = any(token.lstrip or token.rstrip for token in added)
-        self._keeps_length = self.is_byte_level and backend.normalizer is None and not takes_space
+        self._keeps_length = not takes_space and keeps_length(backend, self.is_byte_level)
         self._visible = [b"" if skipped else data for skipped, data in zip(self._special, self._bytes, strict=True)]
         self._is_byte_piece = [not self.is_byte_level and is_byte_piece(token) for token in tokens]
         letters = (i for i, token in enumerate(tokens) if token.isascii() and token.isalpha() and not self._special[i])

@@ -74,7 +74,7 @@ def test_any_ids_of_a_sentencepiece_vocabulary(sentencepiece: Tokenizer, data: s
 
 
 @pytest.mark.slow
-@no_deadline
+@settings(deadline=None, max_examples=100)
 @given(data=st.data(), skipped=st.booleans())
 def test_a_continuation_is_what_the_ids_add_to_a_text(
     byte_level: Tokenizer, sentencepiece: Tokenizer, data: st.DataObject, skipped: bool

@@ -173,6 +173,15 @@ def test_bytes_of_the_tokens_join_to_the_text(real: Tokenizer) -> None:
             assert entry.top == [(entry.text, entry.data, -1.0)]
 
 
+def test_the_fewest_tokens_of_a_text(real: Tokenizer) -> None:
+    """A bound that costs nothing, and that refuses megabytes unread for every one of these."""
+    longest = max(len(real.token_string(token_id)) for token_id in range(real.vocab_size))
+    assert real.fewest_tokens("a" * 16_000_000) == 16_000_000 // longest
+    repeated = [character * 5000 for character in (" ", "\n", "=", "日", "\U0001fae0", "\u0301", "\0")]
+    for text in (*TEXTS, *repeated, " ".join(TEXTS) * 50):
+        assert 0 < real.fewest_tokens(text) <= len(real.encode(text, False)) or len(text) < longest
+
+
 FACTS = [
     ("gpt2", "\U0001fae0", [8582, 104, 254], ["", "", "\U0001fae0"]),
     ("deepseek", "\U0001fae0", [3574, 107, 257], ["", "", "\U0001fae0"]),
