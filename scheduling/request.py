@@ -83,6 +83,7 @@ class Request:
         "num_prompt_tokens",
         "num_registered_blocks",
         "num_resumed_tokens",
+        "num_sampling_tokens",
         "prompt_logprobs",
         "queued_ns",
         "rank",
@@ -103,6 +104,8 @@ class Request:
         """The reply address; None: it died, and no higher attempt has claimed the request."""
         self.sampling = admit.sampling
         self.worker_sampling = row_sampling_of(admit.sampling, admit.eos_token_ids)
+        self.num_sampling_tokens = TOKENS_PER_SAMPLING_ENTRY * self.worker_sampling.num_entries
+        """What their lists take of a plan, in known tokens."""
         self.eos_token_ids = frozenset(() if admit.sampling.ignore_eos else admit.eos_token_ids)
         """Empty if they are ignored."""
         self.stop_token_ids = frozenset(admit.sampling.stop_token_ids)
@@ -153,7 +156,7 @@ class Request:
     @property
     def num_plan_tokens(self) -> int:
         """What a new row takes of a plan, in known tokens."""
-        return len(self.token_ids) + TOKENS_PER_SAMPLING_ENTRY * self.worker_sampling.num_entries
+        return len(self.token_ids) + self.num_sampling_tokens
 
     @property
     def has_lost_prompt_logprobs(self) -> bool:

@@ -82,9 +82,8 @@ def test_c02_chunks_of_a_prompt_yield_no_token(depth: int) -> None:
     assert (statistics.num_steps, statistics.num_prefilled) == (8, 1)
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-@pytest.mark.parametrize("prefix_caching", [False, True])
-def test_c04_a_request_that_comes_back_is_not_preempted_over_and_over(prefix_caching: bool, policy: str) -> None:
+@pytest.mark.parametrize(("policy", "prefix_caching"), [("fcfs", True), ("priority", False)])
+def test_c04_a_request_that_comes_back_is_not_preempted_over_and_over(policy: str, prefix_caching: bool) -> None:
     """Four requests of a third of the pool's tokens each, 200 tokens out, a chunk budget of a tenth of the pool."""
     limits = make_limits(
         num_blocks=60, max_num_batched_tokens=96, prefix_caching=prefix_caching, policy=policy, max_num_seqs=8

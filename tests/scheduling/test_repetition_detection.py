@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import overload
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.mailbox.messages.sampling import RepetitionDetection
@@ -28,6 +28,7 @@ endings = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(prompt=st.lists(st.integers(0, 2), max_size=8), output=endings, detection=detections)
 def test_it_is_found_exactly_where_brute_force_finds_it(
     prompt: list[int], output: list[int], detection: RepetitionDetection

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.mailbox.messages.requests import Abort
@@ -63,6 +63,7 @@ actions = st.lists(
 
 
 @pytest.mark.parametrize("name", ["fcfs", "priority"])
+@settings(deadline=None)
 @given(actions=actions)
 def test_order_and_victim_are_those_of_brute_force(name: PolicyName, actions: list[tuple[str, int, int]]) -> None:
     policy, twin = make_policy(name), Twin(name)
