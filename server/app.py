@@ -39,7 +39,7 @@ def build_app(frontend: FrontendAPI, settings: ServerSection) -> web.Application
     generation = GenerationHandlers(frontend, settings, metrics, bodies, parser)
     endpoints = (
         *generating(generation),
-        *tokenizing(TokenizeHandlers(frontend, settings, bodies, parser)),
+        *tokenizing(TokenizeHandlers(frontend, settings, metrics, bodies, parser)),
         *looking(ServiceHandlers(frontend, settings, metrics)),
     )
     openapi = OpenAPIHandlers(endpoints, has_keys=api_keys is not None)

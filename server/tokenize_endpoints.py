@@ -12,8 +12,11 @@ from ..actors.frontend_api import FrontendAPI
 from ..topology.schema import ServerSection
 from .body_parser import BodyParser
 from .body_reader import BodyBudget, BodyShare, read_body
+from .event_writer import ClientGone, ClientStalled, wait_taken
 from .json_values import check_num_values
+from .metrics import ServerMetrics
 from .request_body import RequestBody, ignored_header, parse_body
+from .request_ids import REQUEST_ID, request_id_header
 from .served_model import served_model
 from .service_endpoints import json_response
 from .tokenize_request import (
@@ -44,9 +47,17 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True):
 class TokenizeHandlers:
     """Both endpoints over one frontend; `bodies` and `parser` are those of the generating endpoints."""
 
-    def __init__(self, frontend: FrontendAPI, settings: ServerSection, bodies: BodyBudget, parser: BodyParser) -> None:
+    def __init__(
+        self,
+        frontend: FrontendAPI,
+        settings: ServerSection,
+        metrics: ServerMetrics,
+        bodies: BodyBudget,
+        parser: BodyParser,
+    ) -> None:
         self._frontend = frontend
         self._settings = settings
+        self._metrics = metrics
         self._bodies = bodies
         self._parser = parser
 
@@ -65,7 +76,7 @@ class TokenizeHandlers:
         answer = TokenizeAnswer(
             len(tokenized.token_ids), frontend.max_model_len, tokenized.token_ids, tokenized.token_strings
         )
-        return _answer(answer, request.ignored_fields)
+        return await self._answer(http_request, answer, request.ignored_fields)
 
     async def detokenize(self, http_request: web.Request) -> web.Response:
         """POST /detokenize: the text of token ids, special tokens included."""
@@ -77,7 +88,7 @@ class TokenizeHandlers:
         with self._bodies.share() as share:
             request = await self._parsed(http_request, share, parse)
             text = await frontend.detokenize(request.token_ids)
-        return _answer(DetokenizeAnswer(text), request.ignored_fields)
+        return await self._answer(http_request, DetokenizeAnswer(text), request.ignored_fields)
 
     async def _parsed(self, http_request: web.Request, share: BodyShare, parse: Callable[[RequestBody], T]) -> T:
         """Raises RequestError."""
@@ -92,9 +103,17 @@ class TokenizeHandlers:
         )
         return await self._parser.parse(body, parse_bytes)
 
-
-def _answer(answer: msgspec.Struct, ignored_fields: list[str]) -> web.Response:
-    response = json_response(answer)
-    if ignored_fields:
-        response.headers["x-ignored-fields"] = ignored_header(ignored_fields)
-    return response
+    async def _answer(
+        self, http_request: web.Request, answer: msgspec.Struct, ignored_fields: list[str]
+    ) -> web.Response:
+        """Answers may be large: a client that takes nothing is given up, as everywhere."""
+        response = json_response(answer)
+        response.headers[REQUEST_ID] = request_id_header(http_request.headers.get(REQUEST_ID))
+        if ignored_fields:
+            response.headers["x-ignored-fields"] = ignored_header(ignored_fields)
+        await response.prepare(http_request)
+        try:
+            await wait_taken(http_request, response.write_eof(), self._settings.client_stall_s)
+        except (ClientGone, ConnectionError) as error:
+            self._metrics.requests.num_stalled_clients += isinstance(error, ClientStalled)
+        return response
