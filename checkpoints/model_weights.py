@@ -35,6 +35,11 @@ def held_weights(shape: ModelShape) -> dict[Names, Size]:
     }
 
 
+def has_head_norms(shape: ModelShape) -> bool:
+    """Whether queries and keys are normalised head by head."""
+    return any(names[1].endswith(Q_NORM) for names in model_weights(shape))
+
+
 def count_parameters(shape: ModelShape) -> int:
     """Elements of all of them."""
     return sum(prod(size) for size in model_weights(shape).values())

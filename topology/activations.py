@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import msgspec
 
+from ..checkpoints.model_weights import has_head_norms
 from ..checkpoints.shape import ModelShape
 from .arithmetic import Arithmetic
+from .views import views_of
 
 GROUP_ELEMENTS = 1 << 25
 """Gathered keys and values of rows that attend together; more rows are cut into groups (execution/attention.py)."""
@@ -67,8 +69,7 @@ class _Step:
         self._chunk = min(self._tokens - self._decodes, limits.max_model_len)
         self._length = min(limits.max_model_len, limits.pool_tokens)
         longest = max(2 * limits.pool_tokens, self._decodes * min(self._length, _SHORT_LENGTH))
-        self._seen = min(self._decodes * self._length, longest)
-        """Tokens that the decoding rows see together, padding included."""
+        self._views = views_of(shape.windows, self._chunk, self._decodes, self._length, longest)
 
     def batch(self) -> int:
         """Tokens and block tables of all rows, int32."""
@@ -77,24 +78,26 @@ class _Step:
 
     def masks(self) -> int:
         """The mask, and it and its opposite as truth values."""
-        return self._shared() + 2 * self._mask_elements()
+        return self._shared() + 2 * max(view.mask_elements for view in self._views)
 
     def rotation(self) -> int:
-        """Two products and their sum."""
-        turned = self._arithmetic.compute_bytes * 3 * (self._query + self._key_value // 2)
+        """Two products and their sum, and in some families what the norms of heads made."""
+        num_arrays = 4 if has_head_norms(self._shape) else 3
+        turned = self._arithmetic.compute_bytes * num_arrays * (self._query + self._key_value // 2)
         return self._shared() + self._tokens * (self._held() + self._earlier() + turned)
 
     def chunk(self) -> int:
         """Queries put in order, their output, that of the step, and the keys and values of one row."""
         ordered = self._values() + 3 * self._query * self._arithmetic.dtype_bytes
-        scratch = self._length * self._gathered_bytes() + _THREAD_BYTES * self._limits.num_threads
+        num_keys = max(view.chunk_keys for view in self._views)
+        scratch = num_keys * self._gathered_bytes() + _THREAD_BYTES * self._limits.num_threads
         return self._shared() + self._tokens * (self._held() + self._earlier() + ordered) + scratch
 
     def decode(self) -> int:
         """The output of the step, and what one group of rows reads."""
         arithmetic = self._arithmetic
         output = self._values() + self._query * arithmetic.dtype_bytes
-        grouped = min(self._seen, max(GROUP_ELEMENTS // self._key_value, self._length))
+        grouped = min(max(view.seen for view in self._views), max(GROUP_ELEMENTS // self._key_value, self._length))
         a_token = self._gathered_bytes()
         if arithmetic.reads_kv_in_place:
             a_token = 4 * _INDEX_SCRATCH * self._shape.num_heads
@@ -116,7 +119,7 @@ class _Step:
         """Bytes of a token that live through a layer: hidden state, cosines and sines, q/k/v as computed and rotated,
         attention's output."""
         shape, arithmetic = self._shape, self._arithmetic
-        wide = shape.hidden_size + 2 * shape.head_dim + self._query + self._key_value
+        wide = shape.hidden_size + 2 * shape.head_dim * shape.num_rotary_tables + self._query + self._key_value
         narrow = 2 * self._query + self._key_value // 2
         return arithmetic.compute_bytes * wide + arithmetic.dtype_bytes * narrow
 
@@ -131,16 +134,17 @@ class _Step:
         is_converted = arithmetic.compute_bytes != arithmetic.dtype_bytes
         return arithmetic.dtype_bytes * (self._key_value // 2) if is_converted else 0
 
-    def _mask_elements(self) -> int:
-        return self._chunk * self._length if self._chunk < self._length else 0
-
     def _shared(self) -> int:
-        """What all layers share: the chunk's mask and slots, the decoding rows' slots or index, and their mask."""
+        """What all layers of a window share: the chunk's mask and slots, the decoding rows' slots or index, and their
+        mask."""
         arithmetic = self._arithmetic
         a_token = arithmetic.dtype_bytes + 8
         if arithmetic.reads_kv_in_place:
             a_token = arithmetic.dtype_bytes + 8 * self._shape.num_heads  # index and pattern, four bytes each
-        return self._mask_elements() * arithmetic.dtype_bytes + 8 * self._length + self._seen * a_token
+        return sum(
+            view.mask_elements * arithmetic.dtype_bytes + 8 * view.chunk_keys + view.seen * a_token
+            for view in self._views
+        )
 
     def _gathered_bytes(self) -> int:
         """Of a token's keys and values, copied out of the cache, and once more where the model's dtype is another."""

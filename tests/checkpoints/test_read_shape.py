@@ -115,11 +115,8 @@ def test_end_ids_of_both_files_are_joined(write_directory: Write) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
-        ("rope_scaling", {"type": "linear", "factor": 2.0}),
-        ("rope_parameters", {"rope_theta": 1e4, "rope_type": "yarn"}),
-        ("attention_bias", True),
-        ("mlp_bias", True),
+        ("rope_scaling", {"rope_type": "dynamic", "factor": 8.0}),
+        ("rope_scaling", {"type": "longrope", "factor": 2.0}),
         ("sliding_window", 4096),
         ("partial_rotary_factor", 0.5),
         ("hidden_act", "gelu"),
@@ -131,14 +128,29 @@ def test_unsupported_fields_are_named(write_directory: Write, field: str, value:
         shape_of(write_directory(**{field: value}))
 
 
-@pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "MixtralForCausalLM"])
+@pytest.mark.parametrize("field", ["attention_bias", "mlp_bias"])
+def test_a_bias_that_the_configuration_names_must_be_there(write_directory: Write, field: str) -> None:
+    with pytest.raises(CorruptCheckpoint, match=r"_proj\.bias' is missing"):
+        shape_of(write_directory(**{field: True}))
+
+
+def test_a_bias_that_the_configuration_does_not_name_is_refused(write_directory: Write) -> None:
+    directory = write_directory()
+    weights = load_file(directory / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.bias"] = np.ones(96, np.float32)
+    save_file(weights, directory / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"up_proj\.bias' is not part of the llama model"):
+        shape_of(directory)
+
+
+@pytest.mark.parametrize("name", ["Qwen2MoeForCausalLM", "MixtralForCausalLM"])
 def test_another_architecture_of_a_directory_is_named_with_the_list(write_directory: Write, name: str) -> None:
     with pytest.raises(UnsupportedModel, match=rf"{name}.*supported architectures: llama \(LlamaForCausalLM\)"):
         shape_of(write_directory(architectures=[name]))
 
 
 def test_another_architecture_of_a_gguf_is_named_with_the_list(write_gguf: Write) -> None:
-    assert SUPPORTED_ARCHITECTURES == ("llama",)
+    assert SUPPORTED_ARCHITECTURES == ("llama", "mistral", "qwen2", "qwen3", "gemma3")
     with pytest.raises(UnsupportedModel, match=r"'falcon'.*supported architectures: llama"):
         shape_of(write_gguf(architecture="falcon"))
 
@@ -151,8 +163,8 @@ def test_another_architecture_of_a_gguf_is_named_with_the_list(write_gguf: Write
         (lambda w: w.add_expert_count(8), "expert_count"),
         (lambda w: w.add_rope_dimension_count(8), r"rope\.dimension_count"),
         (lambda w: w.add_uint16("split.count", 3), "split"),
-        (lambda w: w.add_tensor("rope_freqs.weight", np.ones(8, np.float32)), "rope_freqs"),
-        (lambda w: w.add_tensor("blk.0.attn_q.bias", np.ones(64, np.float32)), r"attn_q\.bias"),
+        (lambda w: w.add_tensor("rope_factors_short.weight", np.ones(8, np.float32)), "rope_factors_short"),
+        (lambda w: w.add_tensor("blk.0.attn_k.bias", np.ones(32, np.float32)), r"attn_k\.bias"),
     ],
 )
 def test_unsupported_features_of_a_gguf_are_named(

@@ -3,6 +3,7 @@ for steps of many shapes against softmax in float64."""
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -27,24 +28,43 @@ def int32(values):
     return np.array(values, np.int32).tobytes()
 
 
-def make_step(lengths, *, dtype=torch.float32, kv_dtype=None, scattered=True):
+def make_step(lengths, *, dtype=torch.float32, kv_dtype=None, scattered=True, window=None):
     """lengths: (start, num_tokens) of each row. Returns (attention, keys and values of each row, q, k, v)."""
     generator = torch.Generator().manual_seed(len(lengths))
-    max_len = max(start + n for start, n in lengths)
-    batch = InputBatch(len(lengths), max_len, BLOCK_SIZE)
-    num_blocks = sum(-(-(start + n) // BLOCK_SIZE) for start, n in lengths) + 1
-    kv = KVTensors(SHAPE, num_blocks, BLOCK_SIZE, kv_dtype or dtype, torch.device("cpu"))
+    shape = SHAPE if window is None else msgspec.structs.replace(SHAPE, windows=(window,))
+    tables = block_tables(lengths, scattered)
+    num_blocks = sum(map(len, tables)) + 1
+    kv = KVTensors(shape, num_blocks, BLOCK_SIZE, kv_dtype or dtype, torch.device("cpu"))
     kv.tensor.fill_(torch.nan)
-    order = np.random.default_rng(1).permutation(num_blocks).tolist() if scattered else list(range(num_blocks))
-    new, known = [], []
-    for row, (start, n) in enumerate(lengths):
-        blocks = [order.pop(0) for _ in range(-(-(start + n) // BLOCK_SIZE))]
-        new.append(NewRow(row, row, "", 0, 0, 1, int32(np.zeros(start + n)), int32(blocks), SamplingParams(seed=0)))
+    known = []
+    for (start, n), blocks in zip(lengths, tables, strict=True):
         k, v = (torch.randn(start + n, KV_HEADS, HEAD_DIM, generator=generator).to(dtype) for _ in range(2))
         positions = np.arange(start)
         slots = torch.from_numpy(np.array(blocks)[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE)
         kv.keys[0][slots], kv.values[0][slots] = k[:start].to(kv.dtype), v[:start].to(kv.dtype)
         known.append((k, v))
+    attention = make_attention(lengths, kv, shape, scattered=scattered, dtype=dtype)
+    q = torch.randn(sum(m for _, m in lengths), HEADS, HEAD_DIM, generator=generator).to(dtype)
+    k = torch.cat([k[start:] for (k, _), (start, _) in zip(known, lengths, strict=True)])
+    v = torch.cat([v[start:] for (_, v), (start, _) in zip(known, lengths, strict=True)])
+    return attention, known, q, k, v
+
+
+def block_tables(lengths, scattered):
+    """Blocks of each row, in one order or in a scattered one; one block is left over."""
+    sizes = [-(-(start + n) // BLOCK_SIZE) for start, n in lengths]
+    num_blocks = sum(sizes) + 1
+    order = np.random.default_rng(1).permutation(num_blocks).tolist() if scattered else list(range(num_blocks))
+    return [[order.pop(0) for _ in range(size)] for size in sizes]
+
+
+def make_attention(lengths, kv, shape, *, scattered, dtype=torch.float32):
+    """The attention of a step over rows that lie in the blocks of `block_tables`."""
+    batch = InputBatch(len(lengths), max(start + n for start, n in lengths), BLOCK_SIZE)
+    new = [
+        NewRow(row, row, "", 0, 0, 1, int32(np.zeros(start + n)), int32(blocks), SamplingParams(seed=0))
+        for row, ((start, n), blocks) in enumerate(zip(lengths, block_tables(lengths, scattered), strict=True))
+    ]
     n = len(lengths)
     plan = StepPlan(
         0,
@@ -59,20 +79,17 @@ def make_step(lengths, *, dtype=torch.float32, kv_dtype=None, scattered=True):
         np.ones(n, np.bool_).tobytes(),
     )
     batch.apply(plan)
-    attention = PagedAttention(kv, prepare_inputs(batch, plan), batch, SHAPE, dtype)
-    q = torch.randn(sum(m for _, m in lengths), HEADS, HEAD_DIM, generator=generator).to(dtype)
-    k = torch.cat([k[start:] for (k, _), (start, _) in zip(known, lengths, strict=True)])
-    v = torch.cat([v[start:] for (_, v), (start, _) in zip(known, lengths, strict=True)])
-    return attention, known, q, k, v
+    return PagedAttention(kv, prepare_inputs(batch, plan), batch, shape, dtype)
 
 
-def reference(lengths, known, q):
+def reference(lengths, known, q, window=None):
     out, at = [], 0
     for (start, n), (k, v) in zip(lengths, known, strict=True):
         keys = k.double().repeat_interleave(HEADS // KV_HEADS, 1)
         values = v.double().repeat_interleave(HEADS // KV_HEADS, 1)
         scores = torch.einsum("qhd,thd->hqt", q[at : at + n].double(), keys) / HEAD_DIM**0.5
-        is_seen = torch.arange(start + n) <= start + torch.arange(n)[:, None]
+        distance = start + torch.arange(n)[:, None] - torch.arange(start + n)
+        is_seen = (distance >= 0) & (distance < (window or start + n))
         weights = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
         out.append(torch.einsum("hqt,thd->qhd", weights, values).reshape(n, -1))
         at += n
@@ -138,3 +155,48 @@ def test_number_of_groups_does_not_grow_with_rows():
     rng = np.random.default_rng(0)
     lengths = [(int(start), int(n)) for start, n in zip(rng.integers(0, 80, 64), rng.integers(1, 33, 64), strict=True)]
     assert len(make_step(lengths)[0].groups) <= 2 * 6
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=st.lists(ROW, min_size=1, max_size=9), scattered=st.booleans(), window=st.integers(1, 90))
+def test_any_mixture_under_a_window(lengths, scattered, window):
+    attention, known, q, k, v = make_step(lengths, scattered=scattered, window=window)
+    expected = reference(lengths, known, q, window)
+    torch.testing.assert_close(attention(0, q, k, v).double(), expected, atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("window", [1, 5, 64])
+def test_a_window_in_bfloat16(window):
+    lengths = [(60, 1), (3, 1), (0, 30), (7, 20), (0, 70)]
+    attention, known, q, k, v = make_step(lengths, dtype=torch.bfloat16, window=window)
+    expected = reference(lengths, known, q, window)
+    torch.testing.assert_close(attention(0, q, k, v).double(), expected, atol=5e-2, rtol=0)
+
+
+def test_keys_behind_every_window_are_not_gathered():
+    """The saving, and its proof: what lies there is no number."""
+    attention, known, q, k, v = make_step([(600, 1), (900, 1)], window=100)
+    (group,) = attention.groups
+    assert group.index.shape == (2, HEADS, 100)
+    expected = reference([(600, 1), (900, 1)], known, q, 100)
+    torch.testing.assert_close(attention(0, q, k, v).double(), expected, atol=3e-6, rtol=0)
+
+
+def test_a_row_inside_the_window_attends_as_without_one():
+    lengths = [(50, 1), (0, 40), (9, 30)]
+    without = [type(group) for group in make_step(lengths)[0].groups]
+    assert [type(group) for group in make_step(lengths, window=51)[0].groups] == without
+    assert FreshGroup not in [type(group) for group in make_step(lengths, window=39)[0].groups]
+
+
+def test_each_layer_has_its_own_window():
+    """Layers without a window, with one, and with another, over the same keys."""
+    shape = msgspec.structs.replace(SHAPE, num_layers=4, windows=(None, 7, 30, None))
+    lengths = [(40, 1), (20, 25), (0, 33)]
+    one, known, q, k, v = make_step(lengths)
+    kv = KVTensors(shape, one.kv.num_blocks, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    kv.tensor.copy_(one.kv.tensor.expand_as(kv.tensor))
+    attention = make_attention(lengths, kv, shape, scattered=True)
+    for layer, window in enumerate(shape.windows):
+        expected = reference(lengths, known, q, window)
+        torch.testing.assert_close(attention(layer, q, k, v).double(), expected, atol=3e-6, rtol=0)

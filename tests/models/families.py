@@ -62,7 +62,10 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 24, "num_key_value_heads": 1}),
     "mistral-window": ("Mistral", {"sliding_window": WINDOW}),
     "qwen2": ("Qwen2", {}),
-    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen2-tied": (
+        "Qwen2",
+        {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    ),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
     "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
     "qwen3-biases": ("Qwen3", {"head_dim": 16, "attention_bias": True}),
@@ -72,6 +75,18 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         {
             **GEMMA3,
             "layer_types": ["full_attention", *["sliding_attention"] * 3],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "gemma3-gguf": (
+        "Gemma3",
+        {
+            **GEMMA3,
+            "num_hidden_layers": 7,
+            "query_pre_attn_scalar": 24,
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -91,11 +106,14 @@ class Loaded(NamedTuple):
     model: CausalLM
 
 
-def make_oracle(name: str) -> PreTrainedModel:
-    """Random weights so large that a wrong order, norm, angle or window moves the logits by far more than rounding."""
+def make_oracle(name: str, **changes: object) -> PreTrainedModel:
+    """Random weights so large that a wrong order, norm, angle or window moves the logits by far more than rounding.
+
+    `changes`: settings in place of those of the case.
+    """
     prefix, settings = CASES[name]
     config_class = getattr(transformers, {"Gemma3": "Gemma3Text"}.get(prefix, prefix) + "Config")
-    config: PretrainedConfig = config_class(**{**COMMON, **settings})
+    config: PretrainedConfig = config_class(**{**COMMON, **settings, **changes})
     torch.manual_seed(sum(name.encode()))
     oracle: PreTrainedModel = getattr(transformers, prefix + "ForCausalLM")(config).eval().requires_grad_(False)
     for parameter_name, parameter in oracle.named_parameters():

@@ -86,7 +86,7 @@ def test_a_wrong_shape_is_named(gqa_oracle, tmp_path):
         load(tmp_path, gqa_oracle)
 
 
-def test_a_bias_that_the_configuration_does_not_have_is_refused(gqa_oracle, tmp_path):
+def test_a_bias_that_the_configuration_does_not_name_is_refused(gqa_oracle, tmp_path):
     gqa_oracle.model.save_pretrained(tmp_path)
     name = "model.layers.0.self_attn.q_proj.bias"
     rewrite(tmp_path, lambda tensors: tensors.update({name: torch.ones(96)}))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from callboard.tests.models.families import make_oracle
+
 STEP = Path(__file__).with_name("largest_step.py")
 ROOT = Path(__file__).parents[2]
 
@@ -59,6 +61,15 @@ def check(counted: dict[str, tuple[int, int]], estimates: tuple[str, ...]) -> No
 @pytest.mark.parametrize(("model", "dtype", "rows", "budget", "length"), SMALL)
 def test_what_can_be_counted_is_as_the_ledger_says(tiny_llama_dir, model, dtype, rows, budget, length):
     check(measure(tiny_llama_dir, dtype, rows, budget, length), ("activations",))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2", "qwen3", "gemma3-gguf"])
+def test_activations_of_every_family_are_as_the_ledger_says(tmp_path, name, dtype):
+    """Rows of a length at which windows hide much, and masks are much of it."""
+    make_oracle(name, max_position_embeddings=2048, sliding_window=256).save_pretrained(tmp_path)
+    check(measure(tmp_path, dtype, 16, 512, 2048), ("activations",))
 
 
 @pytest.mark.nightly

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from callboard.actors.launch import _cpu_flags
+from callboard.checkpoints.model_weights import count_parameters
 from callboard.checkpoints.shape import ModelShape
 from callboard.models import linear
 from callboard.models.registry import model_family
@@ -19,6 +20,41 @@ from callboard.topology.weights import weight_bytes_of
 SMOLLM2_135M = ModelShape("llama", 30, 576, 9, 3, 64, 1536, 49152, 8192, 1e5, 1e-5, True, 1, (2,), 134_515_008)
 LLAMA_1B = ModelShape("llama", 16, 2048, 32, 8, 64, 8192, 128256, 131072, 5e5, 1e-5, True, 1, (2,), 1_235_814_400)
 LLAMA_8B = ModelShape("llama", 32, 4096, 32, 8, 128, 14336, 128256, 8192, 5e5, 1e-5, False, 1, (2,), 8_030_261_248)
+MISTRAL_7B = ModelShape(
+    "mistral", 32, 4096, 32, 8, 128, 14336, 32000, 32768, 1e4, 1e-5, False, 1, (2,), 7_241_732_096, windows=(4096,) * 32
+)
+QWEN2_5_0_5B = ModelShape(
+    "qwen2", 24, 896, 14, 2, 64, 4864, 151936, 32768, 1e6, 1e-6, True, None, (), 494_032_768, has_qkv_bias=True
+)
+QWEN3_0_6B = ModelShape("qwen3", 28, 1024, 16, 8, 128, 3072, 151936, 40960, 1e6, 1e-6, True, None, (), 596_049_920)
+GEMMA3_270M = ModelShape(
+    "gemma3",
+    18,
+    640,
+    4,
+    1,
+    256,
+    2048,
+    262144,
+    32768,
+    1e6,
+    1e-6,
+    True,
+    2,
+    (1,),
+    268_098_176,
+    windows=(*(512,) * 5, None) * 3,
+    window_rope_theta=1e4,
+)
+SHAPES = {
+    "135M": SMOLLM2_135M,
+    "1B": LLAMA_1B,
+    "8B": LLAMA_8B,
+    "Mistral 7B": MISTRAL_7B,
+    "Qwen2.5 0.5B": QWEN2_5_0_5B,
+    "Qwen3 0.6B": QWEN3_0_6B,
+    "Gemma 3 270M": GEMMA3_270M,
+}
 CPUS = {
     "AVX-512": ({"avx2", "avx512bw", "avx512vl", "avx512dq"}, (torch.float32, torch.bfloat16), True),
     "AVX2": ({"avx2"}, (torch.float32,), True),
@@ -37,14 +73,19 @@ def arithmetic(dtype: str, device: str = "cpu", flags: frozenset[str] | set[str]
 
 @pytest.mark.parametrize("cpu", CPUS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [SMOLLM2_135M, LLAMA_1B, LLAMA_8B], ids=["135M", "1B", "8B"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_they_are_what_the_model_plans_to_hold(monkeypatch, shape, dtype, cpu):
     flags, packed, can_pack_half = CPUS[cpu]
     monkeypatch.setattr(linear, "can_pack", lambda dtype: dtype in packed)
     monkeypatch.setattr(linear, "can_pack_half", lambda: can_pack_half)
-    held = model_family("llama").planned_bytes(shape, dtype, torch.device("cpu"), shape.max_position)
+    held = model_family(shape.architecture).planned_bytes(shape, dtype, torch.device("cpu"), shape.max_position)
     name = str(dtype).removeprefix("torch.")
     assert weight_bytes_of(shape, arithmetic(name, flags=flags), shape.max_position) == held
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_parameters_are_those_of_the_model_cards(shape):
+    assert count_parameters(shape) == shape.num_parameters
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
