@@ -189,7 +189,9 @@ def test_a_shape_travels_as_a_message(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_not_supported_is_named(tmp_path: Path, architecture: str, fields: dict[str, object], says: str) -> None:
+def test_what_is_not_supported_is_named(
+    tmp_path: Path, architecture: str, fields: dict[str, object], says: str
+) -> None:
     with pytest.raises(UnsupportedModel, match=says):
         read(tmp_path, architecture, fields)
 

@@ -62,7 +62,10 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 24, "num_key_value_heads": 1}),
     "mistral-window": ("Mistral", {"sliding_window": WINDOW}),
     "qwen2": ("Qwen2", {}),
-    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen2-tied": (
+        "Qwen2",
+        {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    ),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
     "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
     "qwen3-biases": ("Qwen3", {"head_dim": 16, "attention_bias": True}),

@@ -33,7 +33,9 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         return load(make_oracle(request.param), tmp_path_factory.mktemp(request.param))
 
 
-def logits_of(model: CausalLM, token_ids: list[int], chunks: list[int], attention: Callable[..., object]) -> torch.Tensor:
+def logits_of(
+    model: CausalLM, token_ids: list[int], chunks: list[int], attention: Callable[..., object]
+) -> torch.Tensor:
     ids, pieces, start = torch.tensor(token_ids), [], 0
     for size in chunks:
         positions = torch.arange(start, start + size)

@@ -137,9 +137,7 @@ def test_the_shape_of_gemma3_has_what_its_files_leave_out(tmp_path):
     oracle = make_oracle("gemma3-gguf")
     write(tmp_path / "tiny.gguf", oracle, "gemma3", lambda writer: writer.add_sliding_window(WINDOW))
     shape = read_shape(resolve_checkpoint(str(tmp_path / "tiny.gguf")))
-    assert shape.windows == tuple(
-        WINDOW if kind == "sliding_attention" else None for kind in oracle.config.layer_types
-    )
+    assert shape.windows == tuple(WINDOW if kind == "sliding_attention" else None for kind in oracle.config.layer_types)
     assert (shape.rope_theta, shape.window_rope_theta, shape.query_divisor) == (1e6, 1e4, None)
 
 

@@ -15,7 +15,9 @@ def test_llama_is_known():
 
 
 def test_an_unknown_architecture_is_refused_with_the_list_of_those_supported():
-    with pytest.raises(UnsupportedModel, match=r"'mamba9' is not supported \(supported: gemma3, llama, mistral, qwen2, qwen3\)"):
+    with pytest.raises(
+        UnsupportedModel, match=r"'mamba9' is not supported \(supported: gemma3, llama, mistral, qwen2, qwen3\)"
+    ):
         model_family("mamba9")
 
 
