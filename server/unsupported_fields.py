@@ -26,6 +26,7 @@ NO_EFFECT = frozenset(
         "prediction",
         "safety_identifier",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "include_reasoning",
         "spaces_between_special_tokens",

@@ -17,11 +17,14 @@ from types import ModuleType
 
 import msgspec
 import pytest
+from openai.types import completion_create_params as completions
+from openai.types.chat import completion_create_params
 
 from callboard.server.chat_request import ChatFields
 from callboard.server.completion_request import CompletionFields
 from callboard.server.request_fields import SharedFields
 from callboard.server.sampling_fields import SamplingFields
+from callboard.server.unsupported_fields import NO_EFFECT, UNSUPPORTED
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -103,6 +106,51 @@ def test_the_api_page_names_every_field_that_is_served() -> None:
     structs: list[type[msgspec.Struct]] = [SharedFields, SamplingFields, ChatFields, CompletionFields]
     fields = {name for struct in structs for name in struct.__struct_fields__}
     assert [name for name in sorted(fields) if f"`{name}`" not in text] == []
+
+
+FIELDS_OF_OTHER_SERVERS = """
+    top_k min_p repetition_penalty length_penalty use_beam_search min_tokens stop_token_ids
+    include_stop_str_in_output ignore_eos skip_special_tokens spaces_between_special_tokens allowed_token_ids
+    bad_words prompt_logprobs truncate_prompt_tokens thinking_token_budget repetition_detection structured_outputs
+    chat_template chat_template_kwargs add_generation_prompt continue_final_message add_special_tokens documents
+    echo include_reasoning priority request_id cache_salt kv_transfer_params return_tokens_as_token_ids
+    return_token_ids mm_processor_kwargs vllm_xargs logits_processors guided_json guided_regex guided_choice
+    guided_grammar guided_decoding_backend stop_regex no_stop_trim custom_logit_processor custom_params json_schema
+    regex ebnf structural_tag separate_reasoning stream_reasoning rid extra_key routed_dp_rank bootstrap_host
+    bootstrap_port bootstrap_room return_hidden_states return_cached_tokens_details custom_labels lora_path
+    session_params
+"""
+"""Of vLLM's and SGLang's requests, beside OpenAI's."""
+
+
+def test_the_api_page_tells_what_becomes_of_the_fields_of_openai_vllm_and_sglang() -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    fields = {*FIELDS_OF_OTHER_SERVERS.split(), "stream"}
+    for module in (completion_create_params, completions):
+        fields |= module.CompletionCreateParamsBase.__annotations__.keys()
+    assert len(fields) > 80
+    assert [name for name in sorted(fields) if f"`{name}`" not in text] == []
+
+
+def test_the_fields_that_the_api_page_calls_ignored_are_unknown_to_the_server() -> None:
+    table = (ROOT / "docs" / "api.md").read_text().partition("**Ignored.**")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    structs: list[type[msgspec.Struct]] = [SharedFields, SamplingFields, ChatFields, CompletionFields]
+    known = {name for struct in structs for name in struct.__struct_fields__} | NO_EFFECT | UNSUPPORTED.keys()
+    assert named and named & known == set()
+
+
+def test_the_api_page_names_every_code_of_an_error() -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    folders = ("server", "actors", "scheduling", "text")
+    sources = [
+        (ROOT / "errors.py").read_text(),
+        *(path.read_text() for name in folders for path in (ROOT / name).glob("*.py")),
+    ]
+    codes = set(re.findall(r'\bcode="([a-z_]+)"', "".join(sources)))
+    assert len(codes) > 10
+    assert [code for code in sorted(codes) if f"`{code}`" not in text] == []
 
 
 # The tour

@@ -92,8 +92,8 @@ def screen_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
             ["mixtral"],
             "model",
             "{here}/mixtral/config.json is a model of architecture 'MixtralForCausalLM', which is not supported",
-            "supported architectures: llama (LlamaForCausalLM), mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), "
-            "qwen3 (Qwen3ForCausalLM), gemma3 (Gemma3ForCausalLM)",
+            "supported architectures: llama (LlamaForCausalLM), mistral (MistralForCausalLM), "
+            "qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), gemma3 (Gemma3ForCausalLM)",
         ),
         (
             ["--topology", "typo.toml"],
