@@ -4,11 +4,16 @@ CallboardError
 ├── RequestError          answers one request (HTTP status and OpenAI error body); the actor lives on
 │   ├── InvalidRequest    400: the request is wrong; the sentence names the field and the limit
 │   ├── NotSupportedYet   400: a feature that this version does not have
+│   ├── Unauthorized      401, 403: no API key, or none that is let in
 │   ├── UnknownModel      404
 │   ├── Overloaded        429 with Retry-After: no room, told at once
 │   ├── Unavailable       503: the engine drains or has failed
+│   │   └── Unreachable   the client got no connection, or no answer on it
 │   ├── EngineFailure     500: the engine could not finish an accepted request
-│   └── RequestAtFault    500: nor would it the next time
+│   │   ├── RequestAtFault   nor would it the next time
+│   │   ├── StreamCut        the client's stream ended without a terminal event
+│   │   └── MalformedAnswer  the client cannot read what the server sent
+│   └── TimeLimitExceeded a time limit of the client, which has closed the connection; a TimeoutError, too
 ├── ActorFault            the actor dies and the supervisor acts
 │   ├── PeerDied          (rank, pid, status)
 │   ├── SlowPeer          (rank, behind, seconds, phase)
@@ -77,6 +82,13 @@ class NotSupportedYet(InvalidRequest):
         super().__init__(f"{feature} is not supported yet", param=param, code="not_supported_yet")
 
 
+class Unauthorized(RequestError):
+    """401, 403: the server wants an API key that it knows."""
+
+    status = 401
+    type = "authentication_error"
+
+
 class UnknownModel(RequestError):
     """404: no model of that name is served here."""
 
@@ -98,6 +110,10 @@ class Unavailable(RequestError):
     type = "service_unavailable_error"
 
 
+class Unreachable(Unavailable):
+    """The client got no connection to the server, or lost it before the head of the answer."""
+
+
 class EngineFailure(RequestError):
     """500: the engine could not finish an accepted request."""
 
@@ -105,6 +121,32 @@ class EngineFailure(RequestError):
 class RequestAtFault(EngineFailure):
     """500: the engine failed at this very request. Sent once more it would again, and some fail by killing a worker:
     clients that repeat what got a 500, as the OpenAI client does by default, are told not to."""
+
+
+class StreamCut(EngineFailure):
+    """The client's stream ended without its terminal event: what came of it is not the whole answer."""
+
+    status = 502
+
+
+class MalformedAnswer(EngineFailure):
+    """The client cannot read what the server sent: another kind of server, or a proxy in between."""
+
+    status = 502
+
+
+class TimeLimitExceeded(RequestError, TimeoutError):
+    """A time limit of the client was exceeded; it has closed the connection, so the server aborts the request.
+
+    `limit` names it: `connect_s`, `chunk_s`, `answer_s` or `total_s`.
+    """
+
+    status = 504
+    type = "timeout_error"
+
+    def __init__(self, message: str, *, limit: str) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class ActorFault(CallboardError):

@@ -116,6 +116,7 @@ class Cast:
     def _make_scheduler(self, name: str) -> None:
         topology = self._start.topology
         section, kv_cache = topology.scheduler, topology.kv_cache
+        assert section.policy != "fair", "the topology was checked"
         limits = SchedulerLimits(
             max_num_seqs=section.max_num_seqs,
             max_num_batched_tokens=section.max_num_batched_tokens,
@@ -130,6 +131,7 @@ class Cast:
             max_model_len=self._start.max_model_len,
             max_plan_tokens=max_plan_tokens(topology, self._start.max_model_len),
             resume_grace_s=topology.supervision.resume_grace_s,
+            policy=section.policy,
         )
         line = self._page.line(self._start.all_actors.index(name))
         inbox = self._inboxes[name]
@@ -204,6 +206,8 @@ class Cast:
             read_health=self._read_health,
             read_statistics=self._statistics_reader(),
             read_startup=self._read_startup,
+            has_priorities=start.topology.scheduler.policy == "priority",
+            kv_cache=start.topology.kv_cache,
         )
         self.frontends.append(frontend)
         self._page.line(start.all_actors.index(name)).mark(phase=Phase.SERVING)

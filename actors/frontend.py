@@ -12,24 +12,32 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import assert_never
 
-from ..errors import EngineFailure, InvalidRequest, Overloaded, RequestAtFault, RequestError, Unavailable
+from ..errors import EngineFailure, Overloaded, RequestAtFault, RequestError, Unavailable
 from ..mailbox import Inbox
 from ..mailbox.messages.requests import (
     AS_IT_IS,
     Abort,
+    Detokenize,
+    Detokenized,
     FrontendToTokenizer,
     Generate,
     Prompt,
     PromptOptions,
     Refused,
     TextDeltas,
+    Tokenize,
+    Tokenized,
     TokenizerToFrontend,
 )
 from ..mailbox.messages.sampling import SamplingParams
 from ..scheduling.statistics import SchedulerStatistics
 from ..shm_queue import mark_of
+from ..topology.schema import KVCacheSection
 from .faults import Faults
 from .frontend_api import ActorStart, Health
+from .questions import Answer, Question, Questions
+from .refusals import error_of
+from .room import check_choices, check_frontend, check_queue
 from .sender import Sender
 from .stream import Stream
 
@@ -55,6 +63,8 @@ class Frontend:
         read_health: Callable[[], Health],
         read_statistics: Callable[[], SchedulerStatistics],
         read_startup: Callable[[], list[ActorStart]],
+        has_priorities: bool = False,
+        kv_cache: KVCacheSection = KVCacheSection(),  # noqa: B008  (frozen)
     ) -> None:
         self.name = name
         self.inbox = inbox
@@ -62,6 +72,8 @@ class Frontend:
         self.model_name = model_name
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
+        self.has_priorities = has_priorities
+        self.kv_cache = kv_cache
         self._tokenizers = dict(tokenizers)
         self._max_live_requests = max_live_requests
         self._turn = itertools.cycle(self._tokenizers)
@@ -72,6 +84,7 @@ class Frontend:
         self._live: dict[str, Stream] = {}
         self._refusing: RequestError | None = None
         self._emptied = asyncio.Event()
+        self._questions = Questions(self._tokenizers, self._emptied.set, max_suspicions=MAX_SUSPICIONS)
 
     # What the server calls
 
@@ -109,6 +122,27 @@ class Frontend:
         stream = self._live[request_id] = Stream(generate, self._close)
         return stream
 
+    async def tokenize(self, prompt: Prompt, options: PromptOptions, *, returns_strings: bool = False) -> Tokenized:
+        name = self._questions.new_id()
+        answer = await self._ask(Tokenize(name, 1, self.name, prompt, options, returns_strings))
+        assert isinstance(answer, Tokenized)
+        return answer
+
+    async def detokenize(self, token_ids: list[int]) -> str:
+        answer = await self._ask(Detokenize(self._questions.new_id(), 1, self.name, token_ids))
+        assert isinstance(answer, Detokenized)
+        return answer.text
+
+    async def _ask(self, question: Question) -> Answer:
+        if self._refusing is not None:
+            raise self._refusing
+        try:
+            check_frontend(len(self._questions), self._max_live_requests)
+            return await self._questions.ask(question, self._tokenizer_with_room())
+        except RequestError as error:
+            self._when_to_retry(error)
+            raise
+
     def _tokenizer_with_room(self) -> str:
         """In turn, one that keeps nothing; else the one that keeps the fewest messages, within a limit: the mailbox of
         one that has died is full until the supervisor says so, and what is kept for it is resumed then."""
@@ -120,25 +154,14 @@ class Frontend:
         return name
 
     def _check_room(self, num_choices: int) -> None:
-        """Spares a request the way to a scheduler whose queue is full. The page may be a step old: the scheduler has
-        the last word."""
-        if num_choices > self._max_live_requests:
-            raise InvalidRequest(
-                f"n is {num_choices:,}, and this engine holds {self._max_live_requests:,} answers at once "
-                f"(max_queued_requests + max_num_seqs); ask for fewer",
-                param="n",
-            )
-        if len(self._live) >= self._max_live_requests:
-            live = (
-                f"this frontend holds {len(self._live):,} requests, as many as may (max_queued_requests + max_num_seqs)"
-            )
-            raise self._when_to_retry(Overloaded(f"{live}; try again later", code="queue_full"))
-        statistics = self._read_statistics()
-        has_page = statistics.num_blocks > 0
-        if has_page and statistics.num_queued_room < num_choices:
-            room = f"it has room for {statistics.num_queued_room:,} requests more, this one needs {num_choices:,}"
-            error = Overloaded(f"the queue is full: {room} (max_queued_requests); try again later", code="queue_full")
-            raise self._when_to_retry(error)
+        """Told at once, and without sending anything."""
+        try:
+            check_choices(num_choices, self._max_live_requests)
+            check_frontend(len(self._live), self._max_live_requests)
+            check_queue(self._read_statistics(), num_choices)
+        except RequestError as error:
+            self._when_to_retry(error)
+            raise
 
     def _when_to_retry(self, error: RequestError) -> RequestError:
         """`error`, if it is a 429 that says no time, with the one in which the scheduler expects to have room."""
@@ -186,8 +209,12 @@ class Frontend:
                     self._take_row(message, row)
             case Refused():  # of any choice: the tokenizer has ended the others
                 stream = self._live.get(message.request_id)
+                error = self._when_to_retry(error_of(message))
                 if stream is not None and stream.attempt == message.attempt:
-                    self._fail(stream, self._when_to_retry(_error_of(message)))
+                    self._fail(stream, error)
+                self._questions.refuse(message.request_id, message.attempt, error)
+            case Tokenized() | Detokenized():
+                self._questions.take(message)
             case _:
                 assert_never(message)
 
@@ -212,6 +239,7 @@ class Frontend:
         """`actor` died, and the links with it lead to its successor: what was with it waits for `settled`."""
         for stream in self._live.values():
             stream.is_lost = stream.is_lost or stream.tokenizer == actor
+        self._questions.gone(actor)
 
     def settled(self, actors: Sequence[str], suspects: Collection[int] = (), *, has_served: bool = True) -> None:
         """Nobody has anything of these dead actors any more: the requests that were with them are resumed.
@@ -226,6 +254,7 @@ class Frontend:
                 is_suspect = (is_of_scheduler and has_served) or mark_of(stream.request_id) in suspects
                 stream.num_suspicions += is_suspect
                 self._resume(stream)
+        self._questions.settled(actors, suspects, self._tokenizer_for)
 
     def _resume(self, stream: Stream) -> None:
         if stream.is_aborted:
@@ -241,12 +270,13 @@ class Frontend:
             self._tokenizers[tokenizer].post(stream.resume(tokenizer))
 
     def _next_tokenizer(self, stream: Stream) -> str:
-        """A tokenizer that lives is kept, for its state of the request is replaced and not left behind; for one that
-        died another is taken, if there is one, for its successor may be busy with its start."""
-        if not stream.is_lost:
-            return stream.tokenizer
+        """One that lives is kept, for its state of the request is replaced and not left behind."""
+        return self._tokenizer_for(stream.tokenizer) if stream.is_lost else stream.tokenizer
+
+    def _tokenizer_for(self, dead: str) -> str:
+        """Instead of one that died another, if there is one, for its successor may be busy with its start."""
         tokenizer = next(self._turn)
-        return next(self._turn) if tokenizer == stream.tokenizer else tokenizer
+        return next(self._turn) if tokenizer == dead else tokenizer
 
     # Control
 
@@ -259,11 +289,14 @@ class Frontend:
         self.refuse_new(Unavailable(f"the engine is ending: {reason}"))
         for stream in list(self._live.values()):
             self._fail(stream, EngineFailure(reason))
+        self._questions.fail_all(reason)
 
     async def drain(self, timeout_s: float) -> None:
-        """Take nothing new, wait for the live requests, abort those left at the deadline and wait for their ends."""
+        """Take nothing new, wait for the live requests and open questions, abort those left at the deadline and wait
+        for the requests' ends."""
         self.refuse_new(Unavailable("the engine is shutting down", retry_after_s=1))
         if not await self._wait_empty(timeout_s):
+            self._questions.fail_all("the engine is shutting down")
             for stream in self._live.values():
                 if not stream.is_aborted:
                     self._abort(stream, "the engine is shutting down")
@@ -271,15 +304,15 @@ class Frontend:
                 self.fail_all("the engine is shutting down")
 
     async def _wait_empty(self, timeout_s: float) -> bool:
-        """Whether all live requests have ended within `timeout_s`."""
+        """Whether all live requests have ended within `timeout_s`, and all questions have been answered."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self._live:
+                while self._live or self._questions:
                     self._emptied.clear()
                     await self._emptied.wait()
         except TimeoutError:
             pass
-        return not self._live
+        return not self._live and not self._questions
 
     def close(self) -> None:
         """Streams that are still there end with an error; closing one of them later sends nothing."""
@@ -297,14 +330,3 @@ _MAX_KEPT = 64
 """New requests wait in the frontend for a tokenizer's mailbox only behind fewer kept messages than this."""
 _ABORT_GRACE_S = 2.0
 """How long aborted requests may take to come back with their terminal event before they are ended with an error."""
-
-
-def _error_of(refused: Refused) -> RequestError:
-    return RequestError(
-        refused.message,
-        param=refused.param,
-        code=refused.code,
-        retry_after_s=refused.retry_after_s,
-        status=refused.status,
-        type=refused.error_type,
-    )

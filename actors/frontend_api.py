@@ -10,6 +10,7 @@ import msgspec
 from ..mailbox.messages.requests import AS_IT_IS, Finish, Prompt, PromptDetails, PromptOptions, Tokenized, TokenText
 from ..mailbox.messages.sampling import SamplingParams
 from ..scheduling.statistics import SchedulerStatistics
+from ..topology.schema import KVCacheSection
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
@@ -74,6 +75,10 @@ class FrontendAPI(Protocol):
     model_name: str
     max_model_len: int
     vocab_size: int
+    has_priorities: bool
+    """The scheduler orders by priority; else only priority 0 may be sent."""
+    kv_cache: KVCacheSection
+    """As the topology has it."""
 
     def submit(
         self,

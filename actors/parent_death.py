@@ -1,10 +1,14 @@
-"""A child process ends with its supervisor. Imports nothing that takes time: it is to hold as early as possible."""
+"""A child process ends with its supervisor. Imports nothing that takes time: it is to hold as early as possible.
+
+`python -m callboard.actors.parent_death PID COMMAND ...` becomes COMMAND, which ends with its parent PID.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import sys
 
 _PR_SET_PDEATHSIG = 1
 
@@ -16,3 +20,8 @@ def die_with_parent(parent_pid: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    os.execv(sys.argv[2], sys.argv[2:])  # what was asked of the kernel holds for the program that comes

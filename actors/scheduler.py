@@ -151,14 +151,18 @@ class SchedulerActor:
             self.faults.report(error)
 
     def _send_deltas(self) -> None:
-        """One message a tokenizer. Where there is no room the tokens stay in the scheduler, which merges later ones."""
-        blocked = [name for name, sender in self._tokenizers.items() if sender.is_blocked]
-        outgoing = self._scheduler.collect(blocked)
-        for tokenizer, refusals in outgoing.refused.items():
-            for refused in refusals:
-                self._tokenizers[tokenizer].post(refused)
-        for tokenizer, deltas in outgoing.deltas.items():
-            self._tokenizers[tokenizer].post(deltas)
+        """One message a tokenizer, or more if it would be too large. Where there is no room the tokens stay in the
+        scheduler, which merges later ones."""
+        has_more = True
+        while has_more:
+            blocked = [name for name, sender in self._tokenizers.items() if sender.is_blocked]
+            outgoing = self._scheduler.collect(blocked)
+            has_more = outgoing.has_more
+            for tokenizer, refusals in outgoing.refused.items():
+                for refused in refusals:
+                    self._tokenizers[tokenizer].post(refused)
+            for tokenizer, deltas in outgoing.deltas.items():
+                self._tokenizers[tokenizer].post(deltas)
 
     # Integrity
 

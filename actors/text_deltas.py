@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from ..mailbox.messages.requests import Finish, PromptDetails, TextDeltas, TokenText
 from .text_state import TextState
 
+MAX_ENTRIES = 1 << 19
+"""Ids and log-probabilities in one message, the last row excepted: an entry has some 25 bytes, 200 at most, and a
+mailbox takes messages of 64 MiB."""
+
 
 class _Row:
     """The unsent part of one choice; its lists are its own and grow in place, so that merging is O(new)."""
 
-    __slots__ = ("finish", "logprobs", "position", "prompt", "state", "texts", "token_ids")
+    __slots__ = ("finish", "logprobs", "num_entries", "position", "prompt", "state", "texts", "token_ids")
 
     def __init__(self, state: TextState, position: int) -> None:
         self.state = state
@@ -21,6 +25,7 @@ class _Row:
         self.finish: Finish | None = None
         self.logprobs: list[TokenText] | None = None
         self.prompt: PromptDetails | None = None
+        self.num_entries = 1
 
 
 class TextDeltaBuffer:
@@ -49,24 +54,39 @@ class TextDeltaBuffer:
         row.token_ids += token_ids
         row.texts.append(text)
         row.finish = finish
+        row.num_entries += len(token_ids) + _num_entries(logprobs)
         if logprobs is not None:
             if row.logprobs is None:
                 row.logprobs = []
             row.logprobs += logprobs
         if prompt is not None:
             row.prompt = prompt
+            row.num_entries += len(prompt.token_ids) + _num_entries(prompt.logprobs)
 
     def frontends(self) -> Sequence[str]:
         """Frontends that have unsent rows."""
         return list(self._rows)
+
+    def has(self, frontend: str) -> bool:
+        """Whether it has unsent rows."""
+        return frontend in self._rows
 
     def drop(self, frontend: str) -> None:
         """Forget the unsent rows of a frontend that died."""
         self._rows.pop(frontend, None)
 
     def take(self, frontend: str) -> TextDeltas:
-        """All unsent rows of a frontend as one message; they count as sent from now on."""
-        rows = list(self._rows.pop(frontend).values())
+        """The oldest unsent rows of a frontend as one message, as a rule all; they count as sent from now on."""
+        waiting = self._rows[frontend]
+        rows: list[_Row] = []
+        num_entries = 0
+        for key in list(waiting):
+            if rows and num_entries + waiting[key].num_entries > MAX_ENTRIES:
+                break
+            rows.append(waiting.pop(key))
+            num_entries += rows[-1].num_entries
+        if not waiting:
+            del self._rows[frontend]
         return TextDeltas(
             request_ids=[row.state.generate.request_id for row in rows],
             choices=[row.state.choice for row in rows],
@@ -78,3 +98,7 @@ class TextDeltaBuffer:
             logprobs={i: row.logprobs for i, row in enumerate(rows) if row.logprobs is not None},
             prompts={i: row.prompt for i, row in enumerate(rows) if row.prompt is not None},
         )
+
+
+def _num_entries(logprobs: list[TokenText] | None) -> int:
+    return 0 if logprobs is None else sum(1 + len(entry.top) for entry in logprobs)

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from ..errors import EngineFailure
-from ..mailbox.messages.requests import Delivered, Finish, Generate, TokenLogprobs, TokenText, Usage
+from ..mailbox.messages.requests import (
+    Delivered,
+    Finish,
+    Generate,
+    PromptDetails,
+    TokenLogprobs,
+    TokenText,
+    Usage,
+)
 from ..text import Detokenizer, StopStrings, Tokenizer
 
 
@@ -12,12 +20,23 @@ class TextState:
 
     Detokenizer and stop strings are functions of the ids alone, however these are cut. So the state of a resumed choice
     is rebuilt from the ids that its frontend has, and goes on with exactly the text that was to come.
+
+    Stop strings are looked for in the text that comes behind the first `min_tokens` tokens, as in vLLM: one that these
+    complete is passed by for good, one that begins in them and is completed later ends the choice. The token of
+    `stop_token_ids`, or of the end of sequence, that ends a choice has no text, unless `include_stop_str_in_output`.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, generate: Generate, delivered: Delivered, prompt_token_ids: list[int]
+        self,
+        tokenizer: Tokenizer,
+        generate: Generate,
+        delivered: Delivered,
+        prompt_token_ids: list[int],
+        prompt_text: str | None = None,
     ) -> None:
-        """Cheap: the ids in `delivered` are looked at by `catch_up`."""
+        """Cheap: the ids in `delivered` are looked at by `catch_up`. With a `prompt_text` the first delta of the choice
+        carries the `PromptDetails`."""
+        sampling = generate.sampling
         self.generate = generate
         self.choice = delivered.choice
         self.attempt = generate.attempt
@@ -30,8 +49,12 @@ class TextState:
         self._owed = ""
         """Text that is certain, of ids that the frontend has, and that it does not have; goes out with the next."""
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopStrings(generate.sampling.stop) if generate.sampling.stop else None
+        self._detokenizer = Detokenizer(tokenizer, sampling.skip_special_tokens, is_continuation=True)
+        self._keeps_stop = sampling.include_stop_str_in_output
+        self._stops = StopStrings(sampling.stop, keeps_match=self._keeps_stop) if sampling.stop else None
+        self._min_tokens = sampling.min_tokens
+        self._prompt_text = None if delivered.token_ids else prompt_text
+        """None: not asked for, or delivered before."""
 
     def usage(self) -> Usage:
         return Usage(len(self.prompt_token_ids), self.num_tokens, self.cached_tokens)
@@ -62,46 +85,72 @@ class TextState:
         assert self._delivered is None, "tokens before the state has caught up"
         visible = [self._owed]
         self._owed = ""
+        is_mark = finish is not None and finish.reason == "stop" and not self._keeps_stop
+        spelt = token_ids[:-1] if is_mark else token_ids
         if self._stops is None:
-            self.num_tokens += len(token_ids)
-            visible.append(self._detokenizer.push(token_ids))
-            if finish is not None:
-                visible.append(self._detokenizer.finish())
-            return token_ids, "".join(visible), finish
-        for index, token_id in enumerate(token_ids):
-            self.num_tokens += 1
-            text, match = self._stops.push(self._detokenizer.push([token_id]))
-            visible.append(text)
-            if match is not None:
-                return token_ids[: index + 1], "".join(visible), Finish("stop", self.usage(), match)
+            visible.append(self._detokenizer.push(spelt))
+        else:
+            for index, token_id in enumerate(spelt):
+                self.num_tokens += 1
+                text, match = self._search(self._detokenizer.push([token_id]))
+                visible.append(text)
+                if match is not None:
+                    return token_ids[: index + 1], "".join(visible), Finish("stop", self.usage(), match)
+            self.num_tokens -= len(spelt)
+        self.num_tokens += len(token_ids)
         if finish is not None:
-            text, match = self._stops.push(self._detokenizer.finish())
+            text, match = self._finish_text()
             visible.append(text)
             if match is not None:
                 finish = Finish("stop", self.usage(), match)
-            else:
-                visible.append(self._stops.finish())
         return token_ids, "".join(visible), finish
 
     def flush(self) -> str:
         """The text held back, for a choice that ends without a token (an abort)."""
         self.catch_up()
         text, self._owed = self._owed, ""
+        return text + self._finish_text()[0]
+
+    def _search(self, text: str) -> tuple[str, str | None]:
+        """What may be shown of the text of token number `num_tokens`, and the stop string that it completes."""
+        assert self._stops is not None
+        if self.num_tokens <= self._min_tokens:
+            return self._stops.pass_by(text), None
+        return self._stops.push(text)
+
+    def _finish_text(self) -> tuple[str, str | None]:
+        """The text that is left when no more tokens come, and the stop string that is found in it after all."""
         tail = self._detokenizer.finish()
         if self._stops is None:
-            return text + tail
-        shown, match = self._stops.push(tail)
-        return text + shown if match is not None else text + shown + self._stops.finish()
+            return tail, None
+        shown, match = self._search(tail)
+        return (shown, match) if match is not None else (shown + self._stops.finish(), None)
+
+    def take_prompt(self, logprobs: list[TokenLogprobs] | None) -> PromptDetails | None:
+        """What the first delta of the choice carries beside its tokens, if it was asked for; None from then on."""
+        text, self._prompt_text = self._prompt_text, None
+        if text is None:
+            return None
+        if logprobs is None and self.generate.sampling.prompt_logprobs is not None and len(self.prompt_token_ids) == 1:
+            logprobs = []  # there are none of the first token
+        return PromptDetails(self.prompt_token_ids, text, None if logprobs is None else self.describe(logprobs))
 
     def describe(self, logprobs: list[TokenLogprobs]) -> list[TokenText]:
         """Log-probabilities with each token as text and as bytes."""
-        text, data = self._tokenizer.token_text, self._tokenizer.token_bytes
+        spelt: dict[int, tuple[str, bytes]] = {}  # of a long prompt, the same tokens come again and again
+
+        def spell(token_id: int) -> tuple[str, bytes]:
+            if token_id not in spelt:
+                spelt[token_id] = self._tokenizer.token_text(token_id), self._tokenizer.token_bytes(token_id)
+            return spelt[token_id]
+
         return [
             TokenText(
-                text(entry.token_id),
-                data(entry.token_id),
+                *spell(entry.token_id),
                 entry.logprob,
-                [(text(i), data(i), p) for i, p in zip(entry.top_ids, entry.top_logprobs, strict=True)],
+                [(*spell(i), p) for i, p in zip(entry.top_ids, entry.top_logprobs, strict=True)],
+                entry.top_ids,
+                entry.rank,
             )
             for entry in logprobs
         ]

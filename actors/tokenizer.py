@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import assert_never
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar, assert_never
 
 from ..errors import EngineFailure, InvalidRequest, Overloaded, ProtocolViolation, RequestError
 from ..mailbox import Inbox
@@ -19,25 +21,29 @@ from ..mailbox.messages.admission import (
 from ..mailbox.messages.requests import (
     Abort,
     Delivered,
+    Detokenize,
     Finish,
     FrontendToTokenizer,
     Generate,
-    PromptDetails,
     Refused,
     Resume,
+    Tokenize,
     TokenizerToFrontend,
 )
-from ..mailbox.messages.sampling import SamplingParams
 from ..shm_queue import ProgressLine, mark_of
 from ..text import Tokenizer
+from .answers import Answer, Answers, Question
 from .faults import Faults
-from .prompt_encoder import PromptEncoder
+from .prompt_encoder import EncodedPrompt, PromptEncoder
+from .refusals import refused
 from .sender import Sender
 from .text_deltas import TextDeltaBuffer
 from .text_state import TextState
 from .text_states import TextStates
 
 TokenizerInbound = FrontendToTokenizer | SchedulerToTokenizer
+A = TypeVar("A")
+T = TypeVar("T")
 
 
 class TokenizerActor:
@@ -66,6 +72,7 @@ class TokenizerActor:
         self._progress = progress
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer, max_model_len)
+        self._answers = Answers(tokenizer, self._encoder, frontends)
         self._schedulers = schedulers
         self._frontends = frontends
         self._max_encodings = max_encodings
@@ -74,7 +81,7 @@ class TokenizerActor:
         self._encoding: dict[str, Resume] = {}
         """Requests whose prompt is being encoded; an abort takes one out, which cancels its admission."""
         self._num_encodings = 0
-        """Prompts that wait for a thread or are in one, those of aborted requests included."""
+        """Prompts and questions that wait for a thread or are in one, those of aborted requests included."""
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="encode")
         """One thread: prompts in parallel are for tokenizers of their own, and the progress line names one request."""
         self._unsent = TextDeltaBuffer()
@@ -94,14 +101,16 @@ class TokenizerActor:
                 self._abort(message)
             case Refused():
                 self._refused(message)
+            case Tokenize() | Detokenize():
+                self._answer_soon(message)
             case _:
                 assert_never(message)
 
     def flush(self) -> None:
-        """One message a frontend. Where there is no room the rows stay and later tokens merge into them."""
+        """One message a frontend, as a rule. Where there is no room the rows stay and later tokens merge into them."""
         for frontend in self._unsent.frontends():
             sender = self._frontends[frontend]
-            if not sender.is_blocked:
+            while self._unsent.has(frontend) and not sender.is_blocked:
                 sender.post(self._unsent.take(frontend))
 
     # In: prompts
@@ -122,20 +131,17 @@ class TokenizerActor:
 
     async def _admit(self, resume: Resume) -> None:
         generate = resume.generate
-        loop = asyncio.get_running_loop()
         try:
-            prepared = await loop.run_in_executor(self._threads, self._prepare, resume)
+            prepared = await self._in_thread(self._prepare, resume)
         except RequestError as error:
             self._refuse(resume, error)
             return
         except Exception as error:  # it belongs to this request alone: the template, or text that no tokenizer takes
             self._refuse(resume, EngineFailure(f"the prompt could not be encoded: {type(error).__name__}: {error}"))
             return
-        finally:
-            self._num_encodings -= 1
         if prepared is None or not self._is_wanted(resume):
             return  # ended while it was encoded
-        ids, sampling, states = prepared
+        prompt, states = prepared
         del self._encoding[generate.request_id]
         for delivered, state in zip(resume.delivered, states, strict=True):
             self._states.add(state)
@@ -145,28 +151,60 @@ class TokenizerActor:
                     choice=delivered.choice,
                     attempt=generate.attempt,
                     tokenizer=self.name,
-                    prompt_token_ids=ids,
-                    sampling=sampling,
+                    prompt_token_ids=prompt.token_ids,
+                    sampling=prompt.sampling,
                     eos_token_ids=self._eos_token_ids,
                     arrival_ns=generate.arrival_ns,
                     cache_salt=generate.cache_salt,
                     output_token_ids=delivered.token_ids,
+                    priority=generate.priority,
                 )
             )
 
-    def _prepare(self, resume: Resume) -> tuple[list[int], SamplingParams, Sequence[TextState]] | None:
+    def _prepare(self, resume: Resume) -> tuple[EncodedPrompt, Sequence[TextState]] | None:
         """In a thread. None, and the prompt is not looked at, for a request that was ended while it waited."""
         if not self._is_wanted(resume):
             return None
-        self._progress.working_on = mark_of(resume.generate.request_id)
-        try:
-            ids, sampling = self._encoder.encode(resume.generate)
-            states = [TextState(self._tokenizer, resume.generate, delivered, ids) for delivered in resume.delivered]
+        generate = resume.generate
+        with self._in_hand(generate.request_id):
+            prompt = self._encoder.encode(generate)
+            states = [TextState(self._tokenizer, generate, d, prompt.token_ids, prompt.text) for d in resume.delivered]
             for state in states:
                 state.catch_up()
+        return prompt, states
+
+    def _answer_soon(self, question: Question) -> None:
+        self._answers.add(question)
+        if self._num_encodings >= self._max_encodings and question.attempt == 1:
+            limit = f"{self._num_encodings:,} prompts wait to be encoded, as many as may (max_queued_requests)"
+            self._answers.refuse(question, Overloaded(f"{limit}; try again later"))
+        else:
+            self._num_encodings += 1
+            self.faults.start(self._answers.answer(question, partial(self._in_thread, self._find)))
+
+    def _find(self, question: Question) -> Answer | None:
+        """In a thread."""
+        with self._in_hand(question.request_id):
+            return self._answers.find(question)
+
+    # Threads
+
+    async def _in_thread(self, work: Callable[[A], T], argument: A) -> T:
+        """What `work` returns or raises; it was counted in `_num_encodings` before."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads, work, argument)
+        finally:
+            self._num_encodings -= 1
+
+    @contextmanager
+    def _in_hand(self, request_id: str) -> Iterator[None]:
+        """In a thread: the progress line names the request meanwhile."""
+        self._progress.working_on = mark_of(request_id)
+        try:
+            yield
         finally:
             self._progress.working_on = 0
-        return ids, sampling, states
 
     def _is_wanted(self, resume: Resume) -> bool:
         """The request was neither ended nor resumed anew; also asked from threads."""
@@ -177,31 +215,19 @@ class TokenizerActor:
             return
         generate = resume.generate
         del self._encoding[generate.request_id]
-        self._frontends[generate.frontend].post(
-            Refused(
-                generate.request_id,
-                0,
-                generate.attempt,
-                error.status,
-                error.type,
-                error.message,
-                error.param,
-                error.code,
-                error.retry_after_s,
-            )
-        )
+        self._frontends[generate.frontend].post(refused(generate.request_id, generate.attempt, error))
         if generate.attempt > 1:  # the scheduler may know an earlier attempt
             self._tell_schedulers(Abort(generate.request_id, generate.attempt, error.message))
 
-    def _refused(self, refused: Refused) -> None:
+    def _refused(self, message: Refused) -> None:
         """The scheduler has no room: tell the frontend, forget the request, and end the choices that it has taken."""
-        state = self._states.get((refused.request_id, refused.choice))
-        if state is None or state.attempt != refused.attempt:
+        state = self._states.get((message.request_id, message.choice))
+        if state is None or state.attempt != message.attempt:
             return
         generate = state.generate
-        if len(self._states.take(refused.request_id, refused.attempt)) > 1:
-            self._tell_schedulers(Abort(refused.request_id, refused.attempt, "another choice was refused"))
-        self._frontends[generate.frontend].post(refused)
+        if len(self._states.take(message.request_id, message.attempt)) > 1:
+            self._tell_schedulers(Abort(message.request_id, message.attempt, "another choice was refused"))
+        self._frontends[generate.frontend].post(message)
 
     # Ends and deaths
 
@@ -212,7 +238,10 @@ class TokenizerActor:
         self._encode_soon(resume)
 
     def _abort(self, abort: Abort) -> None:
-        """Ends every attempt up to its own, an encoding under way too, and always goes on to the scheduler."""
+        """Ends every attempt up to its own, an encoding under way too, and always goes on to the scheduler; only of a
+        question that knows nothing."""
+        if self._answers.withdraw(abort.request_id, abort.attempt):
+            return
         self._end(self._withdraw(abort.request_id, abort.attempt), "abort")
         self._tell_schedulers(abort)
 
@@ -227,6 +256,7 @@ class TokenizerActor:
             self._withdraw(request_id, attempt)
             self._tell_schedulers(Abort(request_id, attempt, f"{actor} died"))
         self._unsent.drop(actor)
+        self._answers.withdraw_of(actor)
 
     def _withdraw(self, request_id: str, attempt: int) -> Sequence[TextState]:
         """Take out what is here of a request, its encoding included, if it is of an attempt up to `attempt`."""
@@ -270,22 +300,18 @@ class TokenizerActor:
         position = state.num_tokens
         try:
             ids, text, end = state.push(token_ids, finish)
+            prompt = state.take_prompt(deltas.prompt_logprobs.get(row))
             entries = deltas.logprobs.get(row)
             logprobs = None if entries is None else state.describe(entries[known : known + len(ids)])
         except Exception as error:  # it belongs to this request alone: the other rows go on
             self._fail(state, position, error)
             return
-        prompt = self._prompt_details(state) if position == 0 and state.generate.returns_prompt else None
         self._unsent.add(state, position, ids, text, end, logprobs, prompt)
         if end is not None:
             self._states.remove(state)
             if end is not finish:
                 stop = Stop(key[0], key[1], state.attempt, state.num_tokens - 1)
                 self._schedulers[state.generate.scheduler].post(stop)
-
-    def _prompt_details(self, state: TextState) -> PromptDetails:
-        ids = state.prompt_token_ids
-        return PromptDetails(ids, self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def _fail(self, state: TextState, position: int, error: Exception) -> None:
         """The text of a choice cannot be made beyond `position`: that request ends, with all its choices."""

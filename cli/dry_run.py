@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncIterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ from ..actors.launch import Launch, prepare_launch
 from ..actors.supervisor import Supervisor, watch_signals
 from ..client import AsyncClient
 from ..client.deltas import ClientDelta
+from ..client.params import SamplingFields
 from ..errors import CallboardError, EngineFailure, InvalidRequest, StartFailed
 from ..topology import Topology, load_topology
 from ..topology.plan import split_kind
@@ -102,7 +103,7 @@ class _Answer(msgspec.Struct):
 
 async def _request(url: str, api_key: str | None) -> str:
     """Stream one answer, as a chat if the model has a template; what it took. Raises CallboardError."""
-    settings: dict[str, object] = {"max_tokens": _NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+    settings: SamplingFields = {"max_tokens": _NUM_TOKENS, "temperature": 0, "ignore_eos": True}
     async with AsyncClient(url, api_key) as client:
         try:
             kind, answer = "chat", await _read(client.chat([{"role": "user", "content": _PROMPT}], **settings))
@@ -113,7 +114,7 @@ async def _request(url: str, api_key: str | None) -> str:
     return answer.line(kind)
 
 
-async def _read(deltas: AsyncGenerator[ClientDelta, None]) -> _Answer:
+async def _read(deltas: AsyncIterable[ClientDelta]) -> _Answer:
     answer = _Answer(sent_s=time.perf_counter())
     async for delta in deltas:
         if delta.token_ids:

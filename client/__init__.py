@@ -1,6 +1,30 @@
-"""Python client of a running Callboard server."""
+"""Python client of a running Callboard server, and an engine that is started from Python."""
 
 from .async_client import AsyncClient
-from .deltas import ClientDelta, ClientUsage
+from .batch import BatchProgress, BatchResult
+from .delta_stream import DeltaStream
+from .deltas import Answer, Choice, ClientDelta, ClientUsage, Logprob, ModelEntry, PromptLogprob, Tokens, TopLogprob
+from .engine import Engine
+from .params import ChatParams, CompletionParams
+from .timeouts import NO_LIMITS, Timeouts
 
-__all__ = ["AsyncClient", "ClientDelta", "ClientUsage"]
+__all__ = [
+    "NO_LIMITS",
+    "Answer",
+    "AsyncClient",
+    "BatchProgress",
+    "BatchResult",
+    "ChatParams",
+    "Choice",
+    "ClientDelta",
+    "ClientUsage",
+    "CompletionParams",
+    "DeltaStream",
+    "Engine",
+    "Logprob",
+    "ModelEntry",
+    "PromptLogprob",
+    "Timeouts",
+    "Tokens",
+    "TopLogprob",
+]

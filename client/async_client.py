@@ -1,4 +1,4 @@
-"""`AsyncClient`: chat and completions as async iterators of deltas.
+"""`AsyncClient`: chat and completions as async iterators of deltas, or whole.
 
 async with AsyncClient("http://127.0.0.1:8000") as client:
     async for delta in client.chat([{"role": "user", "content": "Hello"}], max_tokens=20):
@@ -9,35 +9,69 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, Unpack
+from urllib.parse import unquote
 
 import aiohttp
 import msgspec
 
 from ..actors.frontend_api import Health
-from ..errors import EngineFailure, Unavailable
-from .answers import error_from_answer
-from .delta_stream import deltas_of
-from .deltas import ClientDelta, ModelEntries, ModelEntry, StatusEntry
+from ..errors import Unreachable
+from .delta_stream import DeltaStream, StreamHead, deltas_of
+from .deltas import Answer, ClientDelta, ModelEntry, Tokens
+from .json_body import encode_body, read_json
+from .metrics_text import parse_metrics
+from .params import (
+    CALL_NAMES,
+    Call,
+    ChatParams,
+    CompletionParams,
+    Messages,
+    Prompt,
+    PromptParams,
+    num_prompts,
+)
+from .retries import Retries
+from .timeouts import Timeouts
+from .transport import Exchange, Transport
+from .whole_answers import answer_of
+from .wire import DetokenizedEntry, ModelEntries, StatusEntry, VersionEntry, WireAnswer
 
 T = TypeVar("T")
 
+_answer_decoder = msgspec.json.Decoder(WireAnswer)
+_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
 
 class AsyncClient:
-    """A connection pool to one server.
+    """A connection pool to one server, for one event loop.
 
-    `base_url` with or without `/v1`; `timeout_s`: the longest silence of the server that is not a failure.
+    Every call raises RequestError and its kinds (`callboard.errors`), and nothing else once its arguments are right:
+    InvalidRequest, Unauthorized, UnknownModel, Overloaded, Unavailable, EngineFailure as the server answers, and
+    Unreachable, TimeLimitExceeded, StreamCut, MalformedAnswer for what the client sees of itself.
     """
 
-    def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = 60.0) -> None:
-        self._base_url = base_url.rstrip("/").removesuffix("/v1")
-        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._timeout_s = timeout_s
-        self._session: aiohttp.ClientSession | None = None
-        self._streaming: set[aiohttp.ClientResponse] = set()
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        timeouts: Timeouts | None = None,
+        max_retries: int = 0,
+        retry_backoff_s: float = 0.5,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """`base_url`: with or without `/v1`, or `unix:PATH`. `headers`: sent with every request.
+
+        `max_retries`: so often a call is made again whose request the server has not begun: no connection, 429, 503;
+        after Retry-After, else after `retry_backoff_s`, doubled each time, less a random part.
+        """
+        key = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._transport = Transport(base_url, {**key, **(headers or {})}, Retries(max_retries, retry_backoff_s))
+        self._limits = timeouts or Timeouts()
 
     async def __aenter__(self) -> AsyncClient:
-        self._open_session()
+        self._transport.open_session()
         return self
 
     async def __aexit__(
@@ -46,95 +80,118 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections; streams that are open are aborted: EngineFailure. May be called twice."""
-        session, self._session = self._session, None
-        for response in self._streaming:  # aiohttp would let a task wait for ever that reads from one
-            response.content.set_exception(aiohttp.ClientConnectionError("the client was closed"))
-        if session is not None:
-            await session.close()
+        """Close all connections; streams that are open are aborted: StreamCut. May be called twice."""
+        await self._transport.close()
 
-    def chat(self, messages: Sequence[Mapping[str, object]], **params: object) -> AsyncGenerator[ClientDelta, None]:
-        """Stream the answer to `messages`; `params` are fields of the request body, e.g. max_tokens, temperature, seed.
+    def chat(self, messages: Messages, **params: Unpack[ChatParams]) -> DeltaStream:
+        """Stream the answer to `messages`.
 
         With `n` the deltas of all choices come in one stream; `ClientDelta.choice` tells them apart.
-
-        Leaving the iteration, `aclose()` and cancellation close the connection, which aborts the request.
-        Raises RequestError of the kind that the server answered; EngineFailure if the stream is cut off.
         """
-        return self._stream("/v1/chat/completions", {"messages": messages, **params})
+        call = Call(params, ChatParams.__optional_keys__, self._limits)
+        return self._stream(_CHAT, {"messages": messages}, call, 1)
 
-    def complete(self, prompt: str | Sequence[int], **params: object) -> AsyncGenerator[ClientDelta, None]:
-        """Stream the continuation of `prompt`, text or token ids; else as `chat`."""
-        return self._stream("/v1/completions", {"prompt": prompt, **params})
+    def complete(self, prompt: Prompt, **params: Unpack[CompletionParams]) -> DeltaStream:
+        """Stream the continuation of `prompt`, or of each in a list; else as `chat`."""
+        call = Call(params, CompletionParams.__optional_keys__, self._limits)
+        return self._stream(_COMPLETIONS, {"prompt": prompt}, call, num_prompts(prompt))
+
+    async def chat_whole(self, messages: Messages, **params: Unpack[ChatParams]) -> Answer:
+        """The answer to `messages` in one piece; cancelling the call aborts the request."""
+        call = Call(params, ChatParams.__optional_keys__, self._limits)
+        return await self._whole(_CHAT, {"messages": messages}, call, 1)
+
+    async def complete_whole(self, prompt: Prompt, **params: Unpack[CompletionParams]) -> Answer:
+        """The continuation of `prompt`, or of each in a list, in one piece; else as `chat_whole`."""
+        call = Call(params, CompletionParams.__optional_keys__, self._limits)
+        return await self._whole(_COMPLETIONS, {"prompt": prompt}, call, num_prompts(prompt))
+
+    async def tokenize(self, prompt: str | Messages, **params: Unpack[PromptParams]) -> Tokens:
+        """The token ids of a text, or of messages under the model's chat template."""
+        call = Call(params, PromptParams.__optional_keys__, self._limits)
+        name = "prompt" if isinstance(prompt, str) else "messages"
+        return await self._ask("/tokenize", Tokens, {name: prompt, **call.fields}, call)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        return (await self._ask("/detokenize", DetokenizedEntry, {"tokens": token_ids})).prompt
 
     async def models(self) -> list[ModelEntry]:
-        """The models that the server has. Raises RequestError."""
-        return (await self._get("/v1/models", ModelEntries)).data
+        """The models that the server has."""
+        return (await self._ask("/v1/models", ModelEntries)).data
 
     async def health(self) -> Health:
-        """Liveness and readiness. Raises Unavailable if the server cannot be reached."""
-        live_status, live = await self._get_status("/health")
-        ready_status, ready = await self._get_status("/ready")
-        return Health(live_status == 200, ready_status == 200, ready.reason or live.reason)
+        """Liveness and readiness."""
+        live, ready = await self._status("/health"), await self._status("/ready")
+        return Health(live[0] == 200, ready[0] == 200, ready[1].reason or live[1].reason)
 
-    async def _stream(self, path: str, fields: dict[str, object]) -> AsyncGenerator[ClientDelta, None]:
-        body = {"return_token_ids": True, **fields, "stream": True, "stream_options": {"include_usage": True}}
-        n = fields.get("n")
-        num_choices = n if isinstance(n, int) else 1
-        is_answered = False
-        session = self._open_session()
+    async def ready(self) -> bool:
+        """Whether new requests are served now; False also while no server listens."""
         try:
-            async with session.post(
-                self._base_url + path,
-                data=msgspec.json.encode(body),
-                headers={**self._headers, "Content-Type": "application/json"},
-            ) as response:
-                is_answered = True
-                self._streaming.add(response)
-                try:
-                    if self._session is not session:  # closed while the head of the answer was on its way to here
-                        raise aiohttp.ClientConnectionError("the client was closed")
-                    if response.status != 200:
-                        raise error_from_answer(response.status, response.headers, await response.read())
-                    async for delta in deltas_of(response.content, num_choices):
-                        yield delta
-                finally:
-                    self._streaming.discard(response)
-                    response.close()
-        except aiohttp.ConnectionTimeoutError as error:
-            raise Unavailable(f"no connection to {self._base_url} within {self._timeout_s:g} s") from error
-        except TimeoutError as error:
-            raise EngineFailure(f"the server sent nothing for {self._timeout_s:g} s") from error
-        except (aiohttp.ClientError, ConnectionError) as error:
-            if is_answered:
-                raise EngineFailure(f"the stream was cut off without a finish: {error}") from error
-            raise Unavailable(f"no answer from {self._base_url}: {error}") from error
+            return (await self._status("/ready"))[0] == 200
+        except Unreachable:
+            return False
 
-    async def _get(self, path: str, kind: type[T]) -> T:
-        try:
-            async with self._open_session().get(self._base_url + path, headers=self._headers) as response:
-                body = await response.read()
-                if response.status != 200:
-                    raise error_from_answer(response.status, response.headers, body)
-                return msgspec.json.decode(body, type=kind)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise Unavailable(f"no answer from {self._base_url}: {error}") from error
-        except msgspec.DecodeError as error:
-            raise EngineFailure(f"{path} answered with something else than expected: {error}") from error
+    async def version(self) -> str:
+        """The server's."""
+        return (await self._ask("/version", VersionEntry)).version
 
-    async def _get_status(self, path: str) -> tuple[int, StatusEntry]:
-        try:
-            async with self._open_session().get(self._base_url + path, headers=self._headers) as response:
-                return response.status, msgspec.json.decode(await response.read(), type=StatusEntry)
-        except msgspec.DecodeError as error:
-            raise EngineFailure(f"{path} answered with something else than expected: {error}") from error
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise Unavailable(f"no answer from {self._base_url}: {error}") from error
+    async def metrics(self) -> dict[str, float]:
+        """The samples of /metrics by name, with their labels as the server writes them: `name{label="value"}`."""
+        async with self._transport.exchange(Exchange("GET", "/metrics", self._limits, "chunk_s")) as response:
+            return parse_metrics(await response.read())
 
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s, sock_read=self._timeout_s),
-            )
-        return self._session
+    def _stream(self, path: str, prompt: dict[str, object], call: Call, num_prompts: int) -> DeltaStream:
+        options = {"include_usage": True}
+        asked = call.fields.get("stream_options")
+        if isinstance(asked, Mapping):
+            options = {**asked, **options}
+        fields = {"return_token_ids": True, **prompt, **call.fields, "stream": True, "stream_options": options}
+        head = StreamHead()
+        exchange = Exchange("POST", path, call.timeouts, "chunk_s", encode_body(fields), call.headers)
+        return DeltaStream(self._deltas(exchange, num_prompts * _num_choices(call), head), head)
+
+    async def _deltas(
+        self, exchange: Exchange, num_choices: int, head: StreamHead
+    ) -> AsyncGenerator[ClientDelta, None]:
+        async with self._transport.exchange(exchange) as response:
+            head.request_id = response.headers.get("X-Request-Id", "")
+            head.ignored_fields = _ignored_fields(response)
+            async for delta in deltas_of(response.content, num_choices, head):
+                yield delta
+
+    async def _whole(self, path: str, prompt: dict[str, object], call: Call, num_prompts: int) -> Answer:
+        fields = {"return_token_ids": True, **prompt, **call.fields, "stream": False}
+        fields.pop("stream_options", None)
+        exchange = Exchange("POST", path, call.timeouts, "answer_s", encode_body(fields), call.headers)
+        async with self._transport.exchange(exchange) as response:
+            wire = read_json(await response.read(), _answer_decoder, "the answer")
+            return answer_of(wire, num_prompts * _num_choices(call), _ignored_fields(response))
+
+    async def _ask(
+        self, path: str, kind: type[T], fields: Mapping[str, object] | None = None, call: Call | None = None
+    ) -> T:
+        """GET, or POST with `fields`."""
+        call = call or Call({}, CALL_NAMES, self._limits)
+        body = None if fields is None else encode_body(fields)
+        method = "GET" if body is None else "POST"
+        async with self._transport.exchange(
+            Exchange(method, path, call.timeouts, "chunk_s", body, call.headers)
+        ) as response:
+            return read_json(await response.read(), msgspec.json.Decoder(kind), f"the answer of {path}")
+
+    async def _status(self, path: str) -> tuple[int, StatusEntry]:
+        exchange = Exchange("GET", path, self._limits, "chunk_s", expected=frozenset({200, 503}))
+        async with self._transport.exchange(exchange) as response:
+            decoder = msgspec.json.Decoder(StatusEntry)
+            return response.status, read_json(await response.read(), decoder, f"the answer of {path}")
+
+
+def _num_choices(call: Call) -> int:
+    n = call.fields.get("n")
+    return n if isinstance(n, int) else 1
+
+
+def _ignored_fields(response: aiohttp.ClientResponse) -> tuple[str, ...]:
+    header = response.headers.get("x-ignored-fields", "")
+    return tuple(unquote(name.strip()) for name in header.split(",") if name.strip())

@@ -1,11 +1,8 @@
-"""What the client yields, and the parts of the server's JSON that it reads."""
+"""What the client gives its callers: deltas of a stream, whole answers, and the small endpoints' answers."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
-from msgspec import Meta
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -23,6 +20,42 @@ class ClientUsage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails | None = None
 
 
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One of the most likely tokens at a position."""
+
+    token: str
+    logprob: float
+    data: bytes | None = None
+    """The token's exact bytes; chat alone has them."""
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """The token at a position, in the same form for both endpoints."""
+
+    token: str
+    logprob: float | None
+    """None for the first token of an echoed prompt; natural logarithm, -9999 stands for minus infinity."""
+    top: list[TopLogprob] = []
+    """As the server ordered them."""
+    data: bytes | None = None
+    """The token's exact bytes; chat alone has them."""
+    text_offset: int | None = None
+    """Where it begins in the text [characters]; completions alone have it."""
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """A token that stands, or might have stood, at a position of the prompt."""
+
+    logprob: float
+    rank: int | None = None
+    """Among all tokens, 1 for the most likely."""
+    decoded_token: str | None = None
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None]
+"""For each token of the prompt by token id: itself and the most likely ones; None for the first."""
+
+
 class ClientDelta(msgspec.Struct, frozen=True):
     """What arrived of one choice since its last delta.
 
@@ -34,50 +67,64 @@ class ClientDelta(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     usage: ClientUsage | None = None
-    logprobs: dict[str, msgspec.Raw] | None = None
-    """As the server sent it: `content` for chat, `tokens`, `token_logprobs`, ... for completions."""
+    """With `continuous_usage_stats` the usage so far, in every delta."""
+    logprobs: list[Logprob] | None = None
+    """One entry a token, if asked for."""
     prompt_token_ids: list[int] | None = None
     """In the first delta; of a completion with several choices, in each choice's first."""
     request_id: str = ""
     choice: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
+    """Where `prompt_token_ids` are, if asked for."""
 
 
-class DeltaContent(msgspec.Struct, frozen=True):
-    """`delta` of a chat chunk."""
+class Choice(msgspec.Struct, frozen=True):
+    """One whole answer of a request."""
 
-    content: str | None = None
-
-
-class ChunkChoice(msgspec.Struct, frozen=True):
-    """A choice of either endpoint."""
-
+    text: str
+    finish_reason: str
     index: int = 0
-    delta: DeltaContent | None = None
-    text: str | None = None
-    logprobs: dict[str, msgspec.Raw] | None = None
-    finish_reason: str | None = None
     stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[int] = []
+    logprobs: list[Logprob] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
-class ErrorDetails(msgspec.Struct, frozen=True):
-    """What stands under `error`."""
+class Answer(msgspec.Struct, frozen=True):
+    """All answers of a request, in the order of `index`."""
 
-    message: str = ""
-    type: str | None = None
-    param: str | None = None
-    code: str | int | None = None
-
-
-class Chunk(msgspec.Struct, frozen=True):
-    """An event of a stream of either endpoint, or an error."""
-
-    id: str = ""
-    choices: Annotated[list[ChunkChoice], Meta(max_length=1)] = []
+    choices: list[Choice]
     usage: ClientUsage | None = None
-    prompt_token_ids: list[int] | None = None
-    error: ErrorDetails | None = None
+    request_id: str = ""
+    model: str = ""
+    ignored_fields: tuple[str, ...] = ()
+    """Fields of the request that the server does not know: a misspelt one of `extra` shows here."""
+
+    @property
+    def text(self) -> str:
+        """Of the first choice."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Of the first choice."""
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        """Of the first choice."""
+        return self.choices[0].finish_reason
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """The answer of /tokenize."""
+
+    tokens: list[int]
+    count: int = 0
+    max_model_len: int | None = None
+    token_strs: list[str] | None = None
+    """Each token as the vocabulary writes it, if asked for."""
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
@@ -87,16 +134,3 @@ class ModelEntry(msgspec.Struct, frozen=True):
     created: int = 0
     owned_by: str = ""
     max_model_len: int | None = None
-
-
-class ModelEntries(msgspec.Struct, frozen=True):
-    """The answer of GET /v1/models."""
-
-    data: list[ModelEntry]
-
-
-class StatusEntry(msgspec.Struct, frozen=True):
-    """The answer of /health and /ready."""
-
-    status: str = ""
-    reason: str = ""

@@ -83,11 +83,11 @@ def topology_fields() -> str:
 
 
 def refused_fields() -> str:
-    """Field and the values that change nothing, which are accepted."""
-    rows = ["| field | accepted values |", "|---|---|"]
+    """Field, the values that change nothing, which are accepted, and why no others ever are."""
+    rows = ["| field | accepted values | |", "|---|---|---|"]
     for name, field in UNSUPPORTED.items():
         values = (msgspec.json.encode(value).decode() for value in field.neutral)
-        rows.append(f"| `{name}` | {', '.join(f'`{value}`' for value in values)} |")
+        rows.append(f"| `{name}` | {', '.join(f'`{value}`' for value in values)} | {field.why_never} |")
     return "\n".join(rows)
 
 

@@ -17,7 +17,7 @@ Int64s = NDArray[np.int64]
 
 
 class SamplingArrays:
-    """Sampling parameters of every row, [max_num_seqs] each."""
+    """Sampling parameters of every row that are one number, [max_num_seqs] each; `row_logits` has the others."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self.temperature = np.zeros(max_num_seqs, np.float32)
@@ -29,6 +29,9 @@ class SamplingArrays:
         self.choice = np.zeros(max_num_seqs, np.int64)
         self.has_logprobs = np.zeros(max_num_seqs, np.bool_)
         self.num_logprobs = np.zeros(max_num_seqs, np.int32)
+        self.has_processed_logprobs = np.zeros(max_num_seqs, np.bool_)
+        self.has_prompt_logprobs = np.zeros(max_num_seqs, np.bool_)
+        self.num_prompt_logprobs = np.zeros(max_num_seqs, np.int32)
 
     def place(self, new: NewRow) -> None:
         """Take over the parameters of a new row."""
@@ -42,6 +45,9 @@ class SamplingArrays:
         self.choice[row] = new.choice
         self.has_logprobs[row] = sampling.logprobs is not None
         self.num_logprobs[row] = sampling.logprobs or 0
+        self.has_processed_logprobs[row] = sampling.processed_logprobs
+        self.has_prompt_logprobs[row] = sampling.prompt_logprobs is not None
+        self.num_prompt_logprobs[row] = sampling.prompt_logprobs or 0
 
 
 class InputBatch:

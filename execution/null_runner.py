@@ -10,10 +10,20 @@ import time
 import numpy as np
 
 from ..errors import ProtocolViolation
-from ..mailbox.messages.steps import StepPlan, StepResult
+from ..mailbox.messages.steps import PromptLogprobs, StepPlan, StepResult
 from .input_batch import InputBatch, Int32s
-from .null_tokens import UInt64s, keys_of, mix, tokens_of, top_ids_of, top_logprobs_of, traces_of
+from .null_tokens import (
+    UInt64s,
+    keys_of,
+    mix,
+    tokens_of,
+    top_ids_of,
+    top_ids_of_prompt,
+    top_logprobs_of,
+    traces_of,
+)
 from .prepare_inputs import StepInputs, prepare_inputs
+from .prompt_pieces import find_prompt_pieces
 
 
 class NullRunner:
@@ -74,6 +84,7 @@ class NullRunner:
             logprobs=logprobs.get("logprobs", b""),
             top_ids=logprobs.get("top_ids", b""),
             top_logprobs=logprobs.get("top_logprobs", b""),
+            prompt_logprobs=self._prompt_logprobs(inputs) if inputs.rows.size else None,
         )
 
     def warm_up(self) -> None:
@@ -159,6 +170,19 @@ class NullRunner:
             "top_ids": top_ids_of(draws[asking], token_ids[asking], self._visible_ids, num_top).tobytes(),
             "top_logprobs": top_logprobs_of(asking.size, num_top).tobytes(),
         }
+
+    def _prompt_logprobs(self, inputs: StepInputs) -> PromptLogprobs | None:
+        """Every token of a prompt is the most likely in its place, with probability 1/2."""
+        pieces = find_prompt_pieces(self.batch, inputs)
+        if pieces is None:
+            return None
+        num_tokens = pieces.token_ids.size
+        return pieces.encode(
+            logprobs=top_logprobs_of(num_tokens, 1)[:, 0],
+            ranks=np.ones(num_tokens, np.int32),
+            top_ids=top_ids_of_prompt(pieces.token_ids, self._visible_ids, pieces.num_top),
+            top_logprobs=top_logprobs_of(num_tokens, pieces.num_top),
+        )
 
     @property
     def _block_size(self) -> int:

@@ -69,3 +69,9 @@ def top_logprobs_of(num_rows: int, num_top: int) -> NDArray[np.float32]:
     """[num_rows, num_top]: probabilities 1/2, 1/4, 1/8 ..."""
     ladder = -np.log(2.0) * np.arange(1, num_top + 1)
     return np.tile(ladder.astype(np.float32), (num_rows, 1))
+
+
+def top_ids_of_prompt(token_ids: Int64s, visible_ids: Int32s, num_top: int) -> Int32s:
+    """[m, num_top]: a token of a prompt, then its neighbours in `visible_ids`, which ascend; distinct as above."""
+    nearest = np.searchsorted(visible_ids, token_ids) % visible_ids.size
+    return top_ids_of(nearest.astype(np.uint64), token_ids.astype(np.int32), visible_ids, num_top)

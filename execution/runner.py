@@ -9,15 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.logprobs import gather_logprobs
 from ..kernels.sampling import SamplingBatch, sample
 from ..mailbox.messages.sampling import SamplingParams
-from ..mailbox.messages.steps import NewRow, StepPlan, StepResult
+from ..mailbox.messages.steps import NewRow, PromptLogprobs, StepPlan, StepResult
 from ..models.protocol import CausalLM
 from .attention import PagedAttention
 from .input_batch import InputBatch, Int32s
 from .kv_tensors import KVTensors
+from .logit_changes import LogitChanges, StepLogits
 from .prepare_inputs import StepInputs, prepare_inputs
+from .prompt_logprobs import prompt_logprobs
+from .prompt_pieces import find_prompt_pieces
+from .sampled_logprobs import sampled_logprobs
 
 
 class ModelRunner:
@@ -40,21 +43,27 @@ class ModelRunner:
         self.model = model
         self.kv = KVTensors(model.shape, num_blocks, block_size, kv_dtype, model.device)
         self.batch = InputBatch(max_num_seqs, max_model_len, block_size)
+        self.logit_changes = LogitChanges(self.batch, model.shape.vocab_size)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Apply the plan, compute its rows, sample. Raises ProtocolViolation for a plan that contradicts the batch."""
         start_ns = time.monotonic_ns()
         self.batch.apply(plan)
+        self.logit_changes.apply(plan)
         inputs = prepare_inputs(self.batch, plan)
         token_ids = np.empty(0, np.int32)
         logprobs: dict[str, bytes] = {}
+        of_prompts: PromptLogprobs | None = None
         if inputs.rows.size:
             hidden = self._forward(inputs)
+            if (pieces := find_prompt_pieces(self.batch, inputs)) is not None:
+                of_prompts = prompt_logprobs(pieces, hidden, self.model.compute_logits, self.model.shape.vocab_size)
             if inputs.sample_rows.size:
                 logits = self.model.compute_logits(hidden[self._to_device(inputs.last_tokens)])
-                sampled = sample(logits, self._sampling_batch(inputs))
-                logprobs = self._logprobs(logits, sampled, inputs.sample_rows)
+                step = StepLogits(logits, self._sampling_batch(inputs), self.logit_changes.change(logits, inputs))
+                sampled = sample(logits, step.parameters)
+                logprobs = self._logprobs(step, sampled, inputs.sample_rows)
                 token_ids = sampled.cpu().numpy().astype(np.int32)
                 self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, token_ids)
         result = StepResult(
@@ -65,6 +74,7 @@ class ModelRunner:
             token_ids=token_ids.tobytes(),
             start_ns=start_ns,
             end_ns=time.monotonic_ns(),
+            prompt_logprobs=of_prompts,
         )
         return msgspec.structs.replace(result, **logprobs) if logprobs else result
 
@@ -87,11 +97,12 @@ class ModelRunner:
         self.run(_single_row_plan([row], 0, num_tokens))
         if num_tokens < min(self.kv.block_size, self.batch.max_model_len):
             self.run(_single_row_plan([], num_tokens, 1))
-        self.batch.clear()
+        self.clear()
 
     def clear(self) -> None:
         """Forget all rows: the scheduler that placed them is gone, or a step failed."""
         self.batch.clear()
+        self.logit_changes.clear()
 
     def _forward(self, inputs: StepInputs) -> Tensor:
         """[t, hidden_size]"""
@@ -115,20 +126,9 @@ class ModelRunner:
             choices=self._to_device(arrays.choice[rows]),
         )
 
-    def _logprobs(self, logits: Tensor, sampled: Tensor, rows: Int32s) -> dict[str, bytes]:
+    def _logprobs(self, step: StepLogits, sampled: Tensor, rows: Int32s) -> dict[str, bytes]:
         """The fields of StepResult about log-probabilities; empty if no row asks."""
-        asking = np.flatnonzero(self.batch.sampling.has_logprobs[rows])
-        if not asking.size:
-            return {}
-        num_top = int(self.batch.sampling.num_logprobs[rows[asking]].max())
-        index = self._to_device(asking)
-        logprobs, top_ids, top_logprobs = gather_logprobs(logits[index], sampled[index], num_top)
-        return {
-            "logprob_rows": asking.astype(np.int32).tobytes(),
-            "logprobs": logprobs.cpu().numpy().tobytes(),
-            "top_ids": top_ids.cpu().numpy().astype(np.int32).tobytes(),
-            "top_logprobs": top_logprobs.cpu().numpy().tobytes(),
-        }
+        return sampled_logprobs(step, sampled, rows, self.batch.sampling)
 
     def _to_device(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
         return torch.from_numpy(array).to(self.model.device)

@@ -73,7 +73,13 @@ def gumbel_rows(seeds: Tensor, indexes: Tensor, choices: Tensor, vocab_size: int
 
 def gumbel_tokens(seeds: Tensor, indexes: Tensor, choices: Tensor, token_ids: Tensor) -> Tensor:
     """Noise of single tokens: int64 tensors, all [m]. Returns float32 [m], equal to `gumbel_rows` at these ids."""
-    words = philox4x32(
-        (token_ids // 4, indexes, choices, torch.zeros_like(choices)), (seeds & _MASK, (seeds >> 32) & _MASK)
-    )
-    return gumbel((torch.stack(words).gather(0, (token_ids % 4)[None])[0],))[:, 0]
+    num_tokens = token_ids.shape[0]
+    noise = torch.empty(num_tokens, dtype=torch.float32, device=token_ids.device)
+    at_once = max(num_tokens, 1) if token_ids.is_cuda else _CACHED_COUNTERS
+    for start in range(0, num_tokens, at_once):
+        part = slice(start, start + at_once)
+        ids, seed, choice = token_ids[part], seeds[part], choices[part]
+        counter = (ids // 4, indexes[part], choice, torch.zeros_like(choice))
+        words = philox4x32(counter, (seed & _MASK, (seed >> 32) & _MASK))
+        noise[part] = gumbel((torch.stack(words).gather(0, (ids % 4)[None])[0],))[:, 0]
+    return noise

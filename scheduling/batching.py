@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..kv_cache.block_pool import blocks_for
 from ..kv_cache.prefix_cache import find_prefix
-from .fcfs import first_come
 from .plan_builder import PlanBuilder
 from .preemption import make_room
 from .request import Request, RequestState
@@ -14,20 +13,22 @@ from .state import SchedulerState
 def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
     """Give every running request what it needs while the budget lasts; True if one was preempted.
 
-    Each gets at least 1 token if there are no more rows than budget: what a request needs never grows from step to
-    step, but for one whose chunk the budget cut, and that is the last of the running. One that gets nothing is skipped.
+    Each gets at least 1 token if there are no more rows than budget, for one token is kept for each that comes behind.
+    One that gets nothing is skipped. They are planned in the policy's order, so that a victim never stands in the plan.
     During a trial only the group that is tried runs.
     """
     num_preemptions = state.counters.num_preemptions
-    candidates = [request for request in state.running.values() if request.can_be_planned]
+    candidates = [request for request in state.policy.order(state.running) if request.can_be_planned]
     if state.trial.is_active:
         candidates = [request for request in candidates if request.key in state.trial.group]
-    for request in candidates:
+    for num_before, request in enumerate(candidates):
         if plan.budget == 0:
             break
         if request.run is None:
             continue  # preempted for one before it
-        num_tokens = min(request.num_uncomputed_tokens, state.limits.max_chunk, plan.budget)
+        num_behind = len(candidates) - num_before - 1
+        share = max(1, plan.budget - num_behind)
+        num_tokens = min(request.num_uncomputed_tokens, state.limits.max_chunk, share)
         num_places = blocks_for(request.num_computed_tokens + num_tokens, state.limits.block_size)
         num_blocks = num_places - len(request.block_ids)
         if num_blocks > 0:
@@ -42,9 +43,9 @@ def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
 
 
 def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> None:
-    """Admit from the head of waiting until budget, rows, blocks or the plan's room for new rows run out."""
+    """Admit those whose turn it is until budget, rows, blocks or the plan's room for new rows run out."""
     while plan.budget and state.rows.num_free:
-        request = first_come(state.waiting, state.trial.group if state.trial.is_active else None)
+        request = _next_to_try(state) if state.trial.is_active else state.policy.first()
         if request is None or not plan.can_place(request):
             return
         num_tokens = _allocate_first(state, plan, request)
@@ -65,14 +66,21 @@ def release_idle(state: SchedulerState) -> bool:
     return bool(idle)
 
 
+def _next_to_try(state: SchedulerState) -> Request | None:
+    """The first of the group that is tried which waits."""
+    return next((state.waiting[key] for key in state.trial.group if key in state.waiting), None)
+
+
 def _allocate_first(state: SchedulerState, plan: PlanBuilder, request: Request) -> int:
     """Blocks for the cached prefix and the first chunk, whose length is returned.
 
     0, and nothing is changed, if fewer blocks would stay free than the watermark asks for while something runs. A
-    preempted request comes back only when all its tokens and the next fit, or it would soon be preempted again.
+    preempted request comes back only when all its tokens and the next fit, or it would soon be preempted again. One
+    that gathers log-probabilities of its prompt finds no prefix, since each position must be computed.
     """
     pool, limits = state.pool, state.limits
-    cached = find_prefix(pool, request.block_keys, request.token_ids)
+    gathers = request.prompt_logprobs is not None
+    cached = [] if gathers else find_prefix(pool, request.block_keys, request.token_ids)
     num_cached = len(cached) * limits.block_size
     num_tokens = min(request.num_tokens - num_cached, limits.max_chunk, plan.budget)
     num_blocks = blocks_for(num_cached + num_tokens, limits.block_size)
@@ -92,9 +100,12 @@ def _allocate_first(state: SchedulerState, plan: PlanBuilder, request: Request) 
 def _count_admission(state: SchedulerState, request: Request) -> None:
     counters = state.counters
     num_cached = request.num_computed_tokens
-    if state.limits.prefix_caching:
+    if state.limits.prefix_caching and request.prompt_logprobs is None:
         counters.prefix_cache_queries += request.num_tokens
         counters.prefix_cache_hits += num_cached
     if request.cached_tokens is None:
         request.cached_tokens = min(num_cached, request.num_prompt_tokens)
         counters.prompt_tokens += request.num_prompt_tokens
+        counters.num_admitted += 1
+        counters.queue_time_ns += state.now_ns - request.queued_ns
+        request.first_row_ns = state.now_ns

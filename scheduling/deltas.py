@@ -8,7 +8,11 @@ import msgspec
 
 from ..mailbox.messages.admission import TokenDeltas
 from ..mailbox.messages.requests import Finish, Refused, TokenLogprobs
+from .prompt_logprobs import GatheredLogprobs
 from .request import Request, RequestKey
+
+MAX_PROMPT_VALUES = 1 << 20
+"""Numbers in the prompt log-probabilities of one message, unless those of one request alone are more: some 10 MiB."""
 
 
 class Outgoing(msgspec.Struct, frozen=True):
@@ -16,12 +20,25 @@ class Outgoing(msgspec.Struct, frozen=True):
 
     deltas: dict[str, TokenDeltas]
     refused: dict[str, list[Refused]]
+    has_more: bool = False
+    """Some deltas were left for a message of their own: collect again."""
 
 
 class _Delta:
     """The unsent tokens of one attempt of one request."""
 
-    __slots__ = ("attempt", "cached_tokens", "finish", "key", "logprobs", "position", "token_ids", "tokenizer")
+    __slots__ = (
+        "attempt",
+        "cached_tokens",
+        "finish",
+        "key",
+        "logprobs",
+        "position",
+        "prompt_logprobs",
+        "prompt_token_ids",
+        "token_ids",
+        "tokenizer",
+    )
 
     def __init__(self, request: Request, position: int) -> None:
         self.key = request.key
@@ -33,6 +50,15 @@ class _Delta:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.finish: Finish | None = None
+        self.prompt_logprobs: GatheredLogprobs | None = None
+        """In the delta that begins with the first token, which stays so when later tokens merge into it."""
+        self.prompt_token_ids: list[int] = []
+        """Only beside `prompt_logprobs`."""
+
+    @property
+    def num_prompt_values(self) -> int:
+        """Numbers in `prompt_logprobs`."""
+        return 0 if self.prompt_logprobs is None else self.prompt_logprobs.num_values
 
 
 class Outbox:
@@ -42,14 +68,17 @@ class Outbox:
         self._deltas: dict[RequestKey, _Delta] = {}
         self._refused: dict[str, list[Refused]] = {}
 
-    def add_token(self, request: Request) -> None:
-        """The request's last known token is new."""
+    def add_token(self, request: Request, prompt_logprobs: GatheredLogprobs | None = None) -> None:
+        """The request's last known token is new; `prompt_logprobs` leave with it, and are not kept."""
         if request.tokenizer is None:
             return
         delta = self._open(request, request.num_output_tokens - 1)
         delta.token_ids.append(request.token_ids[-1])
         if request.logprobs is not None:
             delta.logprobs.append(request.logprobs[-1])
+        if prompt_logprobs is not None:
+            delta.prompt_logprobs = prompt_logprobs
+            delta.prompt_token_ids = request.token_ids[: request.num_prompt_tokens]
 
     def finish(self, request: Request, finish: Finish) -> None:
         """The terminal mark; it rides on the unsent tokens, if there are any."""
@@ -81,15 +110,24 @@ class Outbox:
         self._refused.setdefault(tokenizer, []).append(refused)
 
     def collect(self, blocked: Container[str] = ()) -> Outgoing:
-        """Everything unsent but the deltas for tokenizers in `blocked`; it counts as sent from now on."""
+        """Everything unsent but the deltas for tokenizers in `blocked`, and what would make a message too large; it
+        counts as sent from now on."""
         by_tokenizer: dict[str, list[_Delta]] = {}
+        num_values: dict[str, int] = {}
         kept: dict[RequestKey, _Delta] = {}
+        has_more = False
         for key, delta in self._deltas.items():
-            if delta.tokenizer in blocked:
+            name = delta.tokenizer
+            num_before = num_values.get(name, 0)
+            num_values[name] = num_before + delta.num_prompt_values
+            is_large = num_before > 0 and num_values[name] > MAX_PROMPT_VALUES and delta.num_prompt_values > 0
+            if name in blocked or is_large:
                 kept[key] = delta
+                has_more |= name not in blocked
                 continue
-            by_tokenizer.setdefault(delta.tokenizer, []).append(delta)
-        outgoing = Outgoing({name: _message(deltas) for name, deltas in by_tokenizer.items()}, self._refused)
+            by_tokenizer.setdefault(name, []).append(delta)
+        messages = {name: _message(deltas) for name, deltas in by_tokenizer.items()}
+        outgoing = Outgoing(messages, self._refused, has_more)
         self._deltas = kept
         self._refused = {}
         return outgoing
@@ -111,4 +149,9 @@ def _message(deltas: list[_Delta]) -> TokenDeltas:
         cached_tokens=[delta.cached_tokens for delta in deltas],
         finishes={row: delta.finish for row, delta in enumerate(deltas) if delta.finish is not None},
         logprobs={row: delta.logprobs for row, delta in enumerate(deltas) if delta.logprobs},
+        prompt_logprobs={
+            row: delta.prompt_logprobs.entries(delta.prompt_token_ids)
+            for row, delta in enumerate(deltas)
+            if delta.prompt_logprobs is not None
+        },
     )

@@ -6,7 +6,7 @@ from ..mailbox.messages.admission import Admit, Stop
 from ..mailbox.messages.requests import Abort, Finish, Refused
 from .request import Request, RequestState
 from .state import SchedulerState
-from .stop import stop_state
+from .stop import Ending, ending_of
 
 
 def take_in(state: SchedulerState, admit: Admit) -> None:
@@ -27,13 +27,14 @@ def take_in(state: SchedulerState, admit: Admit) -> None:
         return
     state.counters.num_resumed += admit.attempt > 1
     _, sentence = state.verdicts.get(request.key, (0, None)) if admit.attempt > 1 else (0, None)
-    ended = _ended_before(request) if sentence is None else RequestState.ERROR
-    if ended is None:
+    ending = _ended_before(request) if sentence is None else Ending(RequestState.ERROR)
+    if ending is None:
         state.enqueue(request)
         return
-    request.state = ended
+    request.state = ending.state
     state.counters.num_finished += 1
-    state.outbox.finish(request, Finish(ended.finish_reason, request.usage(), message=sentence))
+    finish = Finish(ending.state.finish_reason, request.usage(), ending.stop_reason, message=sentence)
+    state.outbox.finish(request, finish)
 
 
 def stop(state: SchedulerState, event: Stop) -> None:
@@ -53,18 +54,26 @@ def abort(state: SchedulerState, event: Abort) -> None:
 
 
 def _take_over(state: SchedulerState, known: Request, admit: Admit) -> None:
-    """The run goes on as it is; what the new attempt's client has not seen is sent again."""
+    """The run goes on as it is; what the new attempt's client has not seen is sent again.
+
+    Log-probabilities of the prompt are not kept once they were handed over: if the client has not even the first token,
+    which comes with them, the request begins again.
+    """
     known.attempt, known.tokenizer = admit.attempt, admit.tokenizer
     state.orphans.pop(known.key, None)
     state.counters.num_resumed += 1
+    if known.has_lost_prompt_logprobs and not admit.output_token_ids:
+        if known.run is not None:
+            state.preempt(known)
+        known.forget_output(state.limits.block_size)
     state.outbox.resend(known, len(admit.output_token_ids))
 
 
-def _ended_before(request: Request) -> RequestState | None:
+def _ended_before(request: Request) -> Ending | None:
     """How a request ends that needs no token more; None: it needs some."""
     if not 0 < request.num_prompt_tokens < request.max_total_tokens:
-        return RequestState.IGNORED  # nothing to compute, or the prompt and one token can never fit
-    return stop_state(request) if request.num_output_tokens else None
+        return Ending(RequestState.IGNORED)  # nothing to compute, or the prompt and one token can never fit
+    return ending_of(request) if request.num_output_tokens else None
 
 
 def _refusal(state: SchedulerState, request: Request) -> Refused | None:

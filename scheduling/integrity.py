@@ -31,6 +31,11 @@ def _check_waiting(state: SchedulerState) -> None:
     for key, request in state.waiting.items():
         assert state.find(*key) is request and request.run is None, f"{key} waits and runs"
         assert not request.block_ids and not request.num_in_flight, f"{key} waits but holds blocks"
+        gathered = request.prompt_logprobs
+        assert gathered is None or not gathered.num_known, f"{key} waits but keeps log-probabilities of its prompt"
+    first = state.policy.first()
+    assert (first is None) == (not state.waiting), "the policy and the waiting differ"
+    assert first is None or state.waiting.get(first.key) is first, f"{first.key} is next but does not wait"
     assert state.num_waiting_tokens == sum(request.num_prompt_tokens for request in state.waiting.values())
 
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+from ..topology.boards import MAX_SAMPLING_ENTRIES, TOKENS_PER_SAMPLING_ENTRY
+
+PolicyName = Literal["fcfs", "priority"]
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True):
@@ -28,10 +34,12 @@ class SchedulerLimits(msgspec.Struct, frozen=True):
     max_model_len: int
     """Longest prompt + output."""
     max_plan_tokens: int | None = None
-    """Known tokens that travel in the new rows of one plan (one row always may go);
-    None: max(max_model_len, 4 * max_num_batched_tokens)."""
+    """Known tokens that travel in the new rows of one plan, entries of sampling parameters counted as such (one row
+    always may go); None: a row of full length with all entries that it may have, or 4 * max_num_batched_tokens."""
     resume_grace_s: float = 10.0
     """After a tokenizer's death its requests have so long to be claimed by a higher attempt before they are ended."""
+    policy: PolicyName = "fcfs"
+    """Who is admitted first, and who is preempted."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "pipeline_depth", "num_blocks", "block_size"):
@@ -45,7 +53,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True):
         """The bound on known tokens in the new rows of one plan."""
         if self.max_plan_tokens is not None:
             return self.max_plan_tokens
-        return max(self.max_model_len, 4 * self.max_num_batched_tokens)
+        largest_row = self.max_model_len + TOKENS_PER_SAMPLING_ENTRY * MAX_SAMPLING_ENTRIES
+        return max(largest_row, 4 * self.max_num_batched_tokens)
 
     @property
     def max_chunk(self) -> int:

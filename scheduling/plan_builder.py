@@ -35,13 +35,14 @@ class PlanBuilder:
         return not self._rows
 
     def can_place(self, request: Request) -> bool:
-        """The known tokens of one more new row fit into the plan; a first one always does."""
-        return not self._new_rows or request.num_tokens <= self._plan_tokens_left
+        """One more new row fits into the plan, with its known tokens and the entries of its sampling parameters; a
+        first one always does."""
+        return not self._new_rows or request.num_plan_tokens <= self._plan_tokens_left
 
     def place(self, request: Request) -> None:
         """The request, with all its blocks, is new in its row."""
         assert request.row is not None and request.run is not None
-        self._plan_tokens_left -= request.num_tokens
+        self._plan_tokens_left -= request.num_plan_tokens
         self._new_rows.append(
             NewRow(
                 row=request.row,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .lifo import last_admitted
 from .request import Request
 from .state import SchedulerState
 
@@ -10,10 +9,10 @@ from .state import SchedulerState
 def make_room(state: SchedulerState, request: Request, num_blocks: int) -> bool:
     """Preempt until `num_blocks` are free for the running `request`; False if it had to go itself.
 
-    The first of the running never has to go: alone it always fits, for `max_total_tokens` respects the pool.
+    The first in the policy's order never has to go: alone it always fits, for `max_total_tokens` respects the pool.
     """
     while num_blocks > state.pool.num_free:
-        victim = last_admitted(state.running)
+        victim = state.policy.victim(state.running)
         state.preempt(victim)
         state.counters.num_preemptions += 1
         if victim is request:

@@ -3,15 +3,16 @@
 It reads no clock, random source, environment or device: the same calls give the same plans, byte for byte. How a
 request moves:
 
-    Admit ──▶ waiting ──admission──▶ running ──EOS, length, Stop, Abort──▶ finished (forgotten)
+    Admit ──▶ waiting ──admission──▶ running ──EOS, stop ids, length, repetition, Stop, Abort──▶ finished (forgotten)
        │         ▲                      │
        │         ├──────preemption──────┤
        │         └─failed step, worker──┘
        │                death
        └──▶ refused (429), ignored, or complete already (a resumed one): at once
 
-The parts: `intake` (requests come and are ended), `update` (tokens come), `batching` (who computes what in the next
-step), `plan_builder` (the plan as arrays), `deltas` (what goes to the tokenizers), `state` (what all of them share),
+The parts: `intake` (requests come and are ended), `update` (tokens come), `gather` (log-probabilities of prompts come),
+`stop` (a token ends a request), `batching` (who computes what in the next step), `policy` (whose turn it is, who has to
+go), `plan_builder` (the plan as arrays), `deltas` (what goes to the tokenizers), `state` (what all of them share),
 `failures` and `trial` (failed steps, dead workers, and who is to blame), `orphans` (dead tokenizers).
 """
 
@@ -80,7 +81,8 @@ class Scheduler:
         return orphans.next_deadline_ns(self._state)
 
     def collect(self, blocked: Container[str] = ()) -> Outgoing:
-        """What the tokenizers have not been sent; call it after the plan is published, so that no plan waits for it.
+        """What the tokenizers have not been sent; call it after the plan is published, so that no plan waits for it,
+        and again if there is more.
 
         The tokens for tokenizers in `blocked` stay here, and later ones merge into them.
         """
@@ -112,6 +114,11 @@ class Scheduler:
             num_poisoned=counters.num_poisoned,
             retry_after_s=state.retry_after_s(1),
             num_queued_room=max(0, state.num_queued_room) if state.takes_tokens(1) else 0,
+            num_admitted=counters.num_admitted,
+            queue_time_ns=counters.queue_time_ns,
+            num_prefilled=counters.num_prefilled,
+            prefill_time_ns=counters.prefill_time_ns,
+            num_scheduled_tokens=counters.num_scheduled_tokens,
         )
 
     def check_integrity(self) -> list[int]:
@@ -172,5 +179,6 @@ class Scheduler:
         )
         state.is_fresh_due = False
         state.steps.plan(plan.step, plan.runs, builder.requests)
+        state.counters.num_scheduled_tokens += self.limits.max_num_batched_tokens - builder.budget
         self._next_step += 1
         return plan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 
 from ..kv_cache.block_pool import BlockPool
@@ -10,6 +9,7 @@ from ..kv_cache.prefix_cache import register_full_blocks
 from .deltas import Outbox
 from .drain_rate import DrainRate
 from .limits import SchedulerLimits
+from .policy import make_policy
 from .request import Request, RequestKey, RequestState
 from .rows import RowSlots
 from .step_log import StepLog
@@ -31,10 +31,15 @@ class Counters:
         self.num_resumed = 0
         self.num_orphans_ended = 0
         self.num_poisoned = 0
+        self.num_admitted = 0
+        self.queue_time_ns = 0
+        self.num_prefilled = 0
+        self.prefill_time_ns = 0
+        self.num_scheduled_tokens = 0
 
 
 class SchedulerState:
-    """Every live request is either in `waiting` (in the order of admission) or in `running`, never in both."""
+    """Every live request is either in `waiting` or in `running`, never in both; `policy` knows the order of both."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
@@ -45,7 +50,8 @@ class SchedulerState:
         self.steps = StepLog()
         self.outbox = Outbox()
         self.counters = Counters()
-        self.waiting: OrderedDict[RequestKey, Request] = OrderedDict()
+        self.policy = make_policy(limits.policy)
+        self.waiting: dict[RequestKey, Request] = {}
         self.num_waiting_tokens = 0
         """Prompt tokens of the waiting."""
         self.running: dict[int, Request] = {}
@@ -60,6 +66,7 @@ class SchedulerState:
         self.drain_rate = DrainRate()
         self._choices: dict[str, dict[int, Request]] = {}
         self._last_run = 0
+        self._num_come = 0
 
     @property
     def max_in_flight(self) -> int:
@@ -103,9 +110,13 @@ class SchedulerState:
         yield from self.running.values()
 
     def enqueue(self, request: Request) -> None:
-        """A new request goes to the end of waiting."""
+        """A new request waits for its turn."""
         request_id, choice = request.key
         self._choices.setdefault(request_id, {})[choice] = request
+        self._num_come += 1
+        request.rank = (*request.rank[:2], self._num_come)
+        request.queued_ns = self.now_ns
+        self.policy.add(request)
         self.waiting[request.key] = request
         self.num_waiting_tokens += request.num_prompt_tokens
 
@@ -121,15 +132,15 @@ class SchedulerState:
         self.running[request.run] = request
 
     def preempt(self, request: Request) -> None:
-        """A running request loses row, run and blocks and goes to the head of waiting, to be computed again.
+        """A running request loses row, run and blocks and waits again, to be computed anew.
 
         What its run still has in flight is dropped when it comes. Its full blocks keep their keys until they are
         taken, so often most of it is found again.
         """
         self._leave_running(request)
         request.state = RequestState.PREEMPTED
+        self.policy.put_back(request)
         self.waiting[request.key] = request
-        self.waiting.move_to_end(request.key, last=False)
         self.num_waiting_tokens += request.num_prompt_tokens
 
     def end(self, request: Request, state: RequestState) -> None:
@@ -168,6 +179,7 @@ class SchedulerState:
             )
 
     def _leave_waiting(self, request: Request) -> None:
+        self.policy.remove(request)
         del self.waiting[request.key]
         self.num_waiting_tokens -= request.num_prompt_tokens
 
@@ -178,4 +190,4 @@ class SchedulerState:
         self.pool.free(request.block_ids)
         request.run = request.row = None
         request.block_ids = []
-        request.num_computed_tokens = request.num_in_flight = request.num_registered_blocks = 0
+        request.forget_computed()

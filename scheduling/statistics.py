@@ -42,3 +42,13 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False
     """Seconds until a request that is refused now may find room, at the rate at which the queue drains."""
     num_queued_room: int = 0
     """Requests that could still be queued; 0 also before the first statistics are written (`num_blocks` is 0 then)."""
+    num_admitted: int = 0
+    """Requests that took a row for the first time."""
+    queue_time_ns: int = 0
+    """Sum of their times from coming to that row."""
+    num_prefilled: int = 0
+    """Admitted requests that have had their first token since."""
+    prefill_time_ns: int = 0
+    """Sum of their times from the first row to that token, preemptions included."""
+    num_scheduled_tokens: int = 0
+    """Tokens computed, or to be computed in the steps in flight, in all steps together."""

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from .repetition import ends_in_repetition
 from .request import Request, RequestState
 
 
-def stop_state(request: Request) -> RequestState | None:
-    """The state in which the last known token ends `request`, or None: it goes on. Pure.
+class Ending(NamedTuple):
+    """How the last known token ends a request. `stop_reason`: the id of `stop_token_ids` that did it, if one did."""
 
-    The order decides which reason is told when several hold: EOS (unless `ignore_eos`), then length (`max_tokens`,
-    the model's length, the pool's). A `min_tokens` guard belongs in front of them, `stop_token_ids` between them,
-    repetition behind.
+    state: RequestState
+    stop_reason: int | None = None
+
+
+def ending_of(request: Request) -> Ending | None:
+    """What the last known output token means for `request`; None: it goes on. Pure.
+
+    The order decides which reason is told when several hold: EOS (unless `ignore_eos`), `stop_token_ids`, length
+    (`max_tokens`, the model's length, the pool's), repetition. Before `min_tokens` output tokens, those of earlier
+    attempts counted, only the length ends it: there is no place for one token more.
     """
-    if request.token_ids[-1] in request.stop_ids:
-        return RequestState.STOPPED
+    is_guarded = request.num_output_tokens < request.sampling.min_tokens
+    last = request.token_ids[-1]
+    if last in request.eos_token_ids and not is_guarded:
+        return Ending(RequestState.STOPPED)
+    if last in request.stop_token_ids and not is_guarded:
+        return Ending(RequestState.STOPPED, last)
     if request.num_tokens >= request.max_total_tokens:
-        return RequestState.LENGTH_CAPPED
-    return None
+        return Ending(RequestState.LENGTH_CAPPED)
+    detection = request.sampling.repetition_detection
+    if detection is None or is_guarded:
+        return None
+    is_repeating = ends_in_repetition(request.token_ids, request.num_prompt_tokens, detection)
+    return Ending(RequestState.REPETITION) if is_repeating else None

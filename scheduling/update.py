@@ -7,9 +7,11 @@ import numpy as np
 from ..errors import ProtocolViolation
 from ..mailbox.messages.requests import Finish, TokenLogprobs
 from ..mailbox.messages.steps import StepResult
+from .gather import gather_prompt_logprobs
+from .prompt_logprobs import GatheredLogprobs
 from .request import Request
 from .state import SchedulerState
-from .stop import stop_state
+from .stop import ending_of
 
 
 def apply_result(state: SchedulerState, result: StepResult) -> None:
@@ -26,6 +28,8 @@ def apply_result(state: SchedulerState, result: StepResult) -> None:
         raise ProtocolViolation(
             f"result of step {result.step} has {len(runs)} runs, {len(positions)} positions, {len(token_ids)} tokens"
         )
+    if result.prompt_logprobs is not None:
+        gather_prompt_logprobs(state.running, result.step, result.prompt_logprobs)
     logprobs = _Logprobs(result)
     for index, (run, position, token_id) in enumerate(zip(runs, positions, token_ids, strict=True)):
         request = state.running.get(run)
@@ -47,13 +51,38 @@ def _append(
         request.logprobs.append(logprobs)
     request.num_deaths = 0
     state.trial.acquit(request.key)
-    state.counters.generation_tokens += 1
+    _count_token(state, request)
     state.cache_full_blocks(request)
-    state.outbox.add_token(request)
-    ended = stop_state(request)
-    if ended is not None:
-        state.outbox.finish(request, Finish(ended.finish_reason, request.usage()))
-        state.end(request, ended)
+    state.outbox.add_token(request, _take_prompt_logprobs(request))
+    ending = ending_of(request)
+    if ending is not None:
+        state.outbox.finish(request, Finish(ending.state.finish_reason, request.usage(), ending.stop_reason))
+        state.end(request, ending.state)
+
+
+def _take_prompt_logprobs(request: Request) -> GatheredLogprobs | None:
+    """Those that leave with this token, if it is the first of a request that gathers them.
+
+    Raises ProtocolViolation if some are missing.
+    """
+    gathered = request.prompt_logprobs
+    if gathered is None:
+        return None
+    if gathered.num_known != request.num_prompt_tokens - 1:
+        raise ProtocolViolation(
+            f"request {request.key} got a token and {gathered.num_known} of "
+            f"{request.num_prompt_tokens - 1} prompt log-probabilities"
+        )
+    request.prompt_logprobs = None
+    return gathered
+
+
+def _count_token(state: SchedulerState, request: Request) -> None:
+    state.counters.generation_tokens += 1
+    if request.first_row_ns is not None:
+        state.counters.num_prefilled += 1
+        state.counters.prefill_time_ns += state.now_ns - request.first_row_ns
+        request.first_row_ns = None
 
 
 class _Logprobs:

@@ -9,19 +9,23 @@ from typing import Protocol
 from msgspec import UNSET, UnsetType
 
 from ..actors.frontend_api import Delta
-from ..mailbox.messages.requests import Finish, PromptDetails
+from ..mailbox.messages.requests import Finish, PromptDetails, TokenText
 from .answer_objects import (
     Answer,
     ChatChoice,
     ChatChunkChoice,
+    ChatLogprobs,
     ChunkDelta,
     CompletionChoice,
+    CompletionLogprobs,
     Message,
+    PromptLogprobs,
     UsageObject,
-    chat_logprobs,
-    completion_logprobs,
     usage_object,
 )
+from .chunk_usage import ChunkUsage
+from .generation_request import AnswerOptions
+from .token_logprobs import chat_logprobs, completion_logprobs, echoed_tokens, named_by_id, prompt_logprobs
 
 
 class AnswerFormat(Protocol):
@@ -41,18 +45,16 @@ class AnswerFormat(Protocol):
 class ChatFormat:
     """chat.completion and chat.completion.chunk. `created`: seconds since 1970."""
 
-    def __init__(
-        self, request_id: str, model: str, created: int, *, returns_token_ids: bool, includes_usage: bool
-    ) -> None:
+    def __init__(self, request_id: str, model: str, created: int, options: AnswerOptions) -> None:
         self._id, self._model, self._created = request_id, model, created
-        self._returns_token_ids = returns_token_ids
-        self._chunk_usage: UnsetType | None = None if includes_usage else UNSET
+        self._options = options
+        self._usage = ChunkUsage(options)
 
     def opening(self, delta: Delta, *, is_first: bool) -> Answer:
-        """The role; in the answer's first chunk the prompt's ids, if they were asked for."""
-        choices = [ChatChunkChoice(ChunkDelta(role="assistant", content=""), index=delta.choice)]
-        prompt_token_ids = _ids_or_unset(delta.prompt) if is_first else UNSET
-        return self._answer_chunk(choices, self._chunk_usage, prompt_token_ids)
+        """The role and the echo; in the answer's first chunk what was asked for about the prompt."""
+        content = ChunkDelta(role="assistant", content=self._options.echo_text)
+        prompt = delta.prompt if is_first else None
+        return self._answer_chunk([ChatChunkChoice(content, index=delta.choice)], self._usage.before(delta), prompt)
 
     def chunk(self, delta: Delta) -> Answer:
         """The delta's text; with the finish reason if it is the last."""
@@ -60,59 +62,72 @@ class ChatFormat:
         content = ChunkDelta(content=delta.text) if delta.text or finish is None else ChunkDelta()
         choice = ChatChunkChoice(
             content,
-            chat_logprobs(delta.logprobs),
+            self._logprobs(delta),
             None if finish is None else finish.reason,
             index=delta.choice,
             stop_reason=None if finish is None else finish.stop_reason,
-            token_ids=delta.token_ids if self._returns_token_ids else UNSET,
+            token_ids=delta.token_ids if self._options.returns_token_ids else UNSET,
         )
-        return self._answer_chunk([choice], self._chunk_usage)
+        return self._answer_chunk([choice], self._usage.after(delta), None)
 
     def usage_chunk(self, finishes: Sequence[Finish]) -> Answer:
         """After the last choice; how each ended, in order."""
-        return self._answer_chunk([], usage_object(finishes))
+        return self._answer_chunk([], usage_object(finishes, self._options.num_choices), None)
 
     def whole(self, deltas: Sequence[Delta]) -> Answer:
         """The answer that is not streamed; one delta a choice, each with `finish`."""
+        prompt = deltas[0].prompt
         return Answer(
             self._id,
             "chat.completion",
             self._created,
             self._model,
             [self._whole_choice(delta) for delta in deltas],
-            usage_object(_finishes(deltas)),
-            _ids_or_unset(deltas[0].prompt),
+            usage_object(_finishes(deltas), self._options.num_choices),
+            _prompt_token_ids(prompt, self._options),
+            _prompt_logprobs(prompt, self._options),
         )
 
     def _whole_choice(self, delta: Delta) -> ChatChoice:
         assert delta.finish is not None
         return ChatChoice(
-            Message(delta.text),
-            chat_logprobs(delta.logprobs),
+            Message(self._options.echo_text + delta.text),
+            self._logprobs(delta),
             delta.finish.reason,
             index=delta.choice,
             stop_reason=delta.finish.stop_reason,
-            token_ids=delta.token_ids if self._returns_token_ids else UNSET,
+            token_ids=delta.token_ids if self._options.returns_token_ids else UNSET,
         )
 
+    def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
+        """None: the request asked for none."""
+        tokens = delta.logprobs
+        if tokens is None:
+            return None
+        return chat_logprobs(named_by_id(tokens, delta.token_ids) if self._options.names_tokens_by_id else tokens)
+
     def _answer_chunk(
-        self,
-        choices: list[ChatChunkChoice],
-        usage: UsageObject | UnsetType | None,
-        prompt_token_ids: list[int] | UnsetType = UNSET,
+        self, choices: list[ChatChunkChoice], usage: UsageObject | UnsetType | None, prompt: PromptDetails | None
     ) -> Answer:
-        return Answer(self._id, "chat.completion.chunk", self._created, self._model, choices, usage, prompt_token_ids)
+        return Answer(
+            self._id,
+            "chat.completion.chunk",
+            self._created,
+            self._model,
+            choices,
+            usage,
+            _prompt_token_ids(prompt, self._options),
+            _prompt_logprobs(prompt, self._options),
+        )
 
 
 class CompletionFormat:
     """text_completion, whole and in chunks. `created`: seconds since 1970."""
 
-    def __init__(
-        self, request_id: str, model: str, created: int, *, returns_token_ids: bool, includes_usage: bool
-    ) -> None:
+    def __init__(self, request_id: str, model: str, created: int, options: AnswerOptions) -> None:
         self._id, self._model, self._created = request_id, model, created
-        self._returns_token_ids = returns_token_ids
-        self._chunk_usage: UnsetType | None = None if includes_usage else UNSET
+        self._options = options
+        self._usage = ChunkUsage(options)
         self._num_token_chars: Counter[int] = Counter()
         """By choice: characters of the tokens that were written so far, which is the next text_offset."""
 
@@ -121,30 +136,49 @@ class CompletionFormat:
 
     def chunk(self, delta: Delta) -> Answer:
         """The delta's text; with the finish reason if it is the last."""
-        return self._answer([self._choice(delta)], self._chunk_usage)
+        return self._answer([self._choice(delta)], self._usage.after(delta))
 
     def usage_chunk(self, finishes: Sequence[Finish]) -> Answer:
         """After the last choice; how each ended, in order."""
-        return self._answer([], usage_object(finishes))
+        return self._answer([], usage_object(finishes, self._options.num_choices))
 
     def whole(self, deltas: Sequence[Delta]) -> Answer:
         """The answer that is not streamed; one delta a choice, each with `finish`."""
-        return self._answer([self._choice(delta) for delta in deltas], usage_object(_finishes(deltas)))
+        usage = usage_object(_finishes(deltas), self._options.num_choices)
+        return self._answer([self._choice(delta) for delta in deltas], usage)
 
     def _choice(self, delta: Delta) -> CompletionChoice:
-        finish = delta.finish
-        logprobs = completion_logprobs(delta.logprobs, self._num_token_chars[delta.choice])
-        if delta.logprobs:
-            self._num_token_chars[delta.choice] += sum(len(token.text) for token in delta.logprobs)
+        finish, prompt, options = delta.finish, delta.prompt, self._options
+        echo = prompt.text if prompt is not None and options.echoes_prompt else ""
         return CompletionChoice(
-            delta.text,
-            logprobs,
+            echo + delta.text,
+            self._logprobs(delta),
             None if finish is None else finish.reason,
             index=delta.choice,
             stop_reason=None if finish is None else finish.stop_reason,
-            token_ids=delta.token_ids if self._returns_token_ids else UNSET,
-            prompt_token_ids=_ids_or_unset(delta.prompt),
+            token_ids=delta.token_ids if options.returns_token_ids else UNSET,
+            prompt_token_ids=_prompt_token_ids(prompt, options),
+            prompt_logprobs=_prompt_logprobs(prompt, options),
         )
+
+    def _logprobs(self, delta: Delta) -> CompletionLogprobs | None:
+        """Of an echoed prompt, then of the delta; None: the request asked for none, or there are no tokens."""
+        echoed: list[TokenText] = []
+        token_ids: list[int] = []
+        if delta.prompt is not None and self._options.echo_logprobs is not None:
+            echoed = echoed_tokens(delta.prompt, self._options.echo_logprobs)
+            token_ids = delta.prompt.token_ids
+        if delta.logprobs is None and not echoed:
+            return None
+        tokens = echoed + (delta.logprobs or [])
+        lengths = [len(token.text) for token in tokens]
+        if self._options.names_tokens_by_id:
+            tokens = named_by_id(tokens, token_ids + delta.token_ids)
+        logprobs = completion_logprobs(tokens, lengths, self._num_token_chars[delta.choice])
+        self._num_token_chars[delta.choice] += sum(lengths)
+        if echoed:
+            logprobs.token_logprobs[0] = logprobs.top_logprobs[0] = None
+        return logprobs
 
     def _answer(self, choices: list[CompletionChoice], usage: UsageObject | UnsetType | None) -> Answer:
         return Answer(self._id, "text_completion", self._created, self._model, choices, usage)
@@ -154,5 +188,11 @@ def _finishes(deltas: Sequence[Delta]) -> list[Finish]:
     return [delta.finish for delta in deltas if delta.finish is not None]
 
 
-def _ids_or_unset(prompt: PromptDetails | None) -> list[int] | UnsetType:
-    return UNSET if prompt is None else prompt.token_ids
+def _prompt_token_ids(prompt: PromptDetails | None, options: AnswerOptions) -> list[int] | UnsetType:
+    return prompt.token_ids if prompt is not None and options.returns_token_ids else UNSET
+
+
+def _prompt_logprobs(prompt: PromptDetails | None, options: AnswerOptions) -> PromptLogprobs | UnsetType:
+    if prompt is None or options.prompt_logprobs is None:
+        return UNSET
+    return prompt_logprobs(prompt, options.prompt_logprobs)

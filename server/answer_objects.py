@@ -7,10 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ..mailbox.messages.requests import Finish, TokenText
-
-MIN_LOGPROB = -9999.0
-"""JSON has no minus infinity."""
+from ..mailbox.messages.requests import Finish
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, gc=False):
@@ -25,21 +22,23 @@ class UsageObject(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
 
 
-def usage_object(finishes: Sequence[Finish]) -> UsageObject:
-    """The usage of a request whose choices, in order, ended with `finishes`: the prompt counts once, outputs add up.
+def usage_object(finishes: Sequence[Finish], num_choices: int) -> UsageObject:
+    """The usage of a request whose choices, in order, ended with `finishes`: each prompt counts once, outputs add up.
 
-    Later choices find in the cache what the first has left there, so `cached_tokens` is that of the first.
+    `num_choices`: of each prompt. Its later choices find in the cache what the first has left there, so
+    `cached_tokens` is that of the first.
     """
-    prompt_tokens = max(finish.usage.prompt_tokens for finish in finishes)
+    prompts = [finishes[first : first + num_choices] for first in range(0, len(finishes), num_choices)]
+    prompt_tokens = sum(max(finish.usage.prompt_tokens for finish in choices) for choices in prompts)
     completion_tokens = sum(finish.usage.completion_tokens for finish in finishes)
     return UsageObject(
         prompt_tokens,
         completion_tokens,
         prompt_tokens + completion_tokens,
-        PromptTokensDetails(finishes[0].usage.cached_tokens),
+        PromptTokensDetails(sum(choices[0].usage.cached_tokens for choices in prompts)),
     )
 
 
@@ -67,12 +66,27 @@ class ChatLogprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, gc=False):
-    """`logprobs` of a completions choice: parallel lists, one entry a token; offsets in characters of the output."""
+    """`logprobs` of a completions choice: parallel lists, one entry a token; offsets in characters of all tokens.
+
+    None: of the first token of an echoed prompt, which nothing stands before.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptTokenLogprob(msgspec.Struct, frozen=True, gc=False):
+    """A token at one position of the prompt; `rank` is 1 for the most likely."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptTokenLogprob] | None]
+"""One entry a token of the prompt: the token itself, then the most likely ones, by token id; None for the first."""
 
 
 class ChunkDelta(msgspec.Struct, frozen=True, gc=False):
@@ -122,6 +136,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, gc=False):
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -134,38 +149,4 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     choices: list[ChatChunkChoice] | list[ChatChoice] | list[CompletionChoice]
     usage: UsageObject | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-
-
-def chat_logprobs(tokens: list[TokenText] | None) -> ChatLogprobs | None:
-    """None stays None: the request asked for no log-probabilities."""
-    if tokens is None:
-        return None
-    return ChatLogprobs(
-        [
-            TokenLogprob(
-                token.text,
-                max(token.logprob, MIN_LOGPROB),
-                list(token.data),
-                [TokenAlternative(text, max(logprob, MIN_LOGPROB), list(data)) for text, data, logprob in token.top],
-            )
-            for token in tokens
-        ]
-    )
-
-
-def completion_logprobs(tokens: list[TokenText] | None, offset: int) -> CompletionLogprobs | None:
-    """`offset`: characters of all tokens before these."""
-    if tokens is None:
-        return None
-    offsets, tops = [], []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
-        top: dict[str, float] = {}
-        for text, _, logprob in token.top:
-            top.setdefault(text, max(logprob, MIN_LOGPROB))
-        top.setdefault(token.text, max(token.logprob, MIN_LOGPROB))
-        tops.append(top)
-    return CompletionLogprobs(
-        [token.text for token in tokens], [max(token.logprob, MIN_LOGPROB) for token in tokens], tops, offsets
-    )
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET

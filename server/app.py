@@ -2,70 +2,110 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from ..actors.frontend_api import FrontendAPI
-from ..errors import RequestError
+from ..errors import InvalidRequest, RequestError
 from ..topology.schema import ServerSection
 from .api_keys import ApiKeys, read_api_keys
+from .body_parser import BodyParser
+from .body_reader import HELD_BODIES, HELD_BYTES, BodyBudget
+from .endpoint import JSON, Endpoint
+from .endpoint_table import generating, looking, tokenizing
 from .generation import GenerationHandlers
 from .http_errors import error_response, from_http_exception, invalid_body, unexpected
+from .http_metrics import CLIENT_GONE, HttpMetrics
 from .metrics import ServerMetrics
+from .openapi import OpenAPIHandlers
 from .request_ids import REQUEST_ID, request_id_header
 from .service_endpoints import ServiceHandlers
+from .tokenize_endpoints import TokenizeHandlers
+
+UNTYPED = "application/octet-stream"
+GUARDED_PREFIX = "/v1/"
+"""Needs a key whether or not there is such an endpoint."""
 
 
 def build_app(frontend: FrontendAPI, settings: ServerSection) -> web.Application:
     """The OpenAI-compatible API over `frontend`. Raises ConfigError if the keys file cannot be used."""
+    api_keys = read_api_keys(settings.api_keys_file)
     metrics = ServerMetrics(frontend)
-    generation = GenerationHandlers(frontend, settings, metrics)
-    service = ServiceHandlers(frontend, metrics)
+    bodies = BodyBudget(max(HELD_BYTES, HELD_BODIES * settings.max_request_bytes))
+    parser = BodyParser()
+    generation = GenerationHandlers(frontend, settings, metrics, bodies, parser)
+    endpoints = (
+        *generating(generation),
+        *tokenizing(TokenizeHandlers(frontend, settings, metrics, bodies, parser)),
+        *looking(ServiceHandlers(frontend, settings, metrics)),
+    )
+    openapi = OpenAPIHandlers(endpoints, has_keys=api_keys is not None)
+    endpoints = (*endpoints, openapi.endpoint)
     app = web.Application(
         client_max_size=settings.max_request_bytes,
-        middlewares=[_answer_errors(read_api_keys(settings.api_keys_file))],
+        middlewares=[_answer_errors(endpoints, api_keys, metrics.http)],
     )
     app.on_shutdown.append(generation.close)
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", generation.chat_completions),
-            web.post("/v1/completions", generation.completions),
-            web.get("/v1/models", service.models),
-            web.get("/v1/models/{model:.+}", service.model),
-            web.get("/health", service.health),
-            web.get("/ready", service.ready),
-            web.get("/startup", service.startup),
-            web.get("/metrics", service.metrics),
-            web.get("/version", service.version),
-        ]
-    )
+    add_route = {"GET": web.get, "POST": web.post}
+    app.add_routes([add_route[endpoint.method](endpoint.path, endpoint.handler) for endpoint in endpoints])
     return app
 
 
-def _answer_errors(api_keys: ApiKeys | None) -> Middleware:
-    """Every exception of a handler becomes the OpenAI error body; every answer carries the request's id."""
+def _answer_errors(endpoints: Iterable[Endpoint], api_keys: ApiKeys | None, http: HttpMetrics) -> Middleware:
+    """Every exception of a handler becomes the OpenAI error body; every answer has the request's id, and is counted."""
+    by_template = {endpoint.template: endpoint for endpoint in endpoints}
 
-    @web.middleware
-    async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-        response: web.StreamResponse
+    async def answer(request: web.Request, handler: Handler, endpoint: Endpoint | None) -> web.StreamResponse:
         try:
-            if api_keys is not None and request.path.startswith("/v1/"):
+            is_guarded = request.path.startswith(GUARDED_PREFIX) or (endpoint is not None and endpoint.needs_key)
+            if api_keys is not None and is_guarded:
                 api_keys.check(request.headers.get("Authorization"))
-            response = await handler(request)
+            if endpoint is not None and endpoint.request is not None:
+                _check_content_type(request)
+            return await handler(request)
         except RequestError as error:
-            response = error_response(error)
+            return error_response(error)
         except web.HTTPException as error:
             response = error_response(from_http_exception(error, request.method, request.path))
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
+            return response
         except (web.RequestPayloadError, web.PayloadAccessError) as error:
-            response = error_response(invalid_body(error))
+            return error_response(invalid_body(error))
         except ConnectionError:
             raise
         except Exception as error:
-            response = error_response(unexpected(error))
+            return error_response(unexpected(error))
+
+    @web.middleware
+    async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        endpoint = None if resource is None else by_template.get(resource.canonical)
+        path = None if endpoint is None else endpoint.template
+        try:
+            response = await answer(request, handler, endpoint)
+        except (ConnectionError, asyncio.CancelledError):
+            http.count(path, request.method, CLIENT_GONE)
+            raise
+        http.count(path, request.method, response.status)
         if not response.prepared and REQUEST_ID not in response.headers:
             response.headers[REQUEST_ID] = request_id_header(request.headers.get(REQUEST_ID))
         return response
 
     return answer_errors
+
+
+def _check_content_type(request: web.Request) -> None:
+    """A body is JSON, and what does not say what it is, is taken for it. Raises InvalidRequest (415).
+
+    It also keeps web pages of other origins from sending requests through a browser: forms and plain text are what they
+    can send without the server's leave.
+    """
+    given = request.headers.get("Content-Type")
+    if given is not None and request.content_type not in (JSON, UNTYPED):
+        raise InvalidRequest(
+            f"Content-Type is {given[:100]!r}; a request body here is {JSON}", code="unsupported_media_type", status=415
+        )

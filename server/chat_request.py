@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import msgspec
 
-from ..errors import InvalidRequest, NotSupportedYet
-from ..mailbox.messages.requests import ChatMessage, ChatPrompt, ToolCall
-from .generation_request import GenerationRequest
-from .request_body import RequestBody, decode_field
+from ..errors import InvalidRequest
+from ..mailbox.messages.requests import ChatPrompt, PromptOptions
+from .chat_messages import chat_messages, unseen_fields
+from .generation_request import AnswerOptions, GenerationRequest, stream_usage
+from .request_body import NULL, RequestBody
 from .request_fields import (
     SHARED_DECODER,
     SHARED_NAMES,
     MaxTokens,
-    TopLogprobs,
     check_length,
-    check_model,
-    includes_usage,
-    sampling_params,
+    check_no_zero,
+    check_prompt_logprobs,
+    check_shared,
 )
-from .unsupported_fields import SPECIAL_TOKENS_IN_CHAT, is_null, refuse_unsupported
-
-TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+from .sampling_fields import SAMPLING_DECODER, SAMPLING_NAMES, TopLogprobs, sampling_params
+from .served_model import ServedModel
+from .template_fields import echo_text, opens_answer, template_kwargs
+from .unsupported_fields import refuse_unsupported
 
 
 class ChatFields(msgspec.Struct, frozen=True):
@@ -31,105 +32,63 @@ class ChatFields(msgspec.Struct, frozen=True):
     """Goes before max_tokens."""
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-
-
-class ContentPart(msgspec.Struct, frozen=True):
-    """One part of a message's content; parts of other types carry other fields."""
-
-    type: str
-    text: str | None = None
-
-
-class FunctionFields(msgspec.Struct, frozen=True):
-    """What an earlier call called."""
-
-    name: str
-    arguments: str | None = None
-
-
-class ToolCallFields(msgspec.Struct, frozen=True):
-    """A call in an assistant message of the history."""
-
-    function: FunctionFields
-    id: str | None = None
-
-
-class MessageFields(msgspec.Struct, frozen=True):
-    """One message; any role is passed on to the chat template."""
-
-    role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCallFields] | None = None
-    tool_call_id: str | None = None
+    echo: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: msgspec.Raw = NULL
+    documents: msgspec.Raw = NULL
 
 
 _CHAT_DECODER = msgspec.json.Decoder(ChatFields)
-_MESSAGE_DECODER = msgspec.json.Decoder(MessageFields)
-_MESSAGE_NAMES = frozenset(MessageFields.__struct_fields__)
-_RAW_FIELDS_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_NAMES = SHARED_NAMES | frozenset(ChatFields.__struct_fields__)
+_NAMES = SHARED_NAMES | SAMPLING_NAMES | frozenset(ChatFields.__struct_fields__)
 
 
-def parse_chat_request(body: RequestBody, *, served_name: str, max_model_len: int) -> GenerationRequest:
+def parse_chat_request(body: RequestBody, model: ServedModel) -> GenerationRequest:
     """Raises InvalidRequest, NotSupportedYet, UnknownModel."""
     shared = body.decode(SHARED_DECODER)
-    check_model(shared, served_name)
-    ignored = refuse_unsupported(body, supported=_NAMES, endpoint_fields=SPECIAL_TOKENS_IN_CHAT)
+    check_shared(shared, model)
+    ignored = refuse_unsupported(body, supported=_NAMES)
+    sampling_fields = body.decode(SAMPLING_DECODER)
     fields = body.decode(_CHAT_DECODER)
-    if not fields.messages:
-        raise InvalidRequest("messages must hold at least one message", param="messages")
     if fields.top_logprobs and not fields.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
-    messages = tuple(_message(raw, f"messages[{index}]") for index, raw in enumerate(fields.messages))
-    ignored += [name for index, raw in enumerate(fields.messages) for name in _unknown(raw, f"messages[{index}]")]
+    messages = chat_messages(fields.messages)
+    ignored += unseen_fields(fields.messages)
     max_tokens_param = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = shared.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-    check_length(max_tokens, max_tokens_param, None, max_model_len)
+    check_no_zero(max_tokens, max_tokens_param)
+    check_length(max_tokens, max_tokens_param, None, model.max_model_len)
+    check_prompt_logprobs(shared.n or 1, sampling_fields.prompt_logprobs)
+    includes_usage, has_running_usage = stream_usage(shared)
     return GenerationRequest(
         endpoint="chat",
-        prompt=ChatPrompt(messages),
+        prompts=[ChatPrompt(messages)],
         sampling=sampling_params(
-            shared, max_tokens=max_tokens, logprobs=(fields.top_logprobs or 0) if fields.logprobs else None
+            sampling_fields,
+            model,
+            max_tokens=max_tokens,
+            logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+            prompt_logprobs=sampling_fields.prompt_logprobs,
         ),
-        num_choices=shared.n or 1,
+        answer=AnswerOptions(
+            num_choices=shared.n or 1,
+            includes_usage=includes_usage,
+            has_running_usage=has_running_usage,
+            returns_token_ids=bool(shared.return_token_ids),
+            names_tokens_by_id=bool(shared.return_tokens_as_token_ids),
+            prompt_logprobs=sampling_fields.prompt_logprobs,
+            echo_text=echo_text(messages) if fields.echo else "",
+        ),
         cache_salt=shared.cache_salt or "",
-        returns_token_ids=bool(shared.return_token_ids),
+        priority=shared.priority or 0,
+        prompt_options=PromptOptions(
+            add_special_tokens=shared.add_special_tokens,
+            truncate_prompt_tokens=shared.truncate_prompt_tokens,
+            add_generation_prompt=opens_answer(fields.add_generation_prompt, fields.continue_final_message, messages),
+            continue_final_message=bool(fields.continue_final_message),
+            template_kwargs=template_kwargs(fields.chat_template_kwargs, fields.documents),
+        ),
+        returns_prompt=has_running_usage or bool(shared.return_token_ids),
         streams=bool(shared.stream),
-        includes_usage=includes_usage(shared),
         ignored_fields=ignored,
     )
-
-
-def _message(raw: msgspec.Raw, param: str) -> ChatMessage:
-    fields = decode_field(raw, _MESSAGE_DECODER, param)
-    calls = tuple(
-        ToolCall(call.id or "", call.function.name, call.function.arguments or "") for call in fields.tool_calls or ()
-    )
-    return ChatMessage(
-        role=fields.role,
-        content=_content(fields.content, f"{param}.content"),
-        name=fields.name,
-        tool_calls=calls,
-        tool_call_id=fields.tool_call_id,
-    )
-
-
-def _unknown(raw: msgspec.Raw, param: str) -> list[str]:
-    """Fields of a message that the chat template does not get to see; null is the same as absent."""
-    given = decode_field(raw, _RAW_FIELDS_DECODER, param)
-    return [f"{param}.{name}" for name, value in given.items() if name not in _MESSAGE_NAMES and not is_null(value)]
-
-
-def _content(content: str | list[ContentPart] | None, param: str) -> str | None:
-    """Text parts joined by line feeds: one part is the same as a string."""
-    if content is None or isinstance(content, str):
-        return content
-    texts = []
-    for index, part in enumerate(content):
-        if part.type not in TEXT_PARTS:
-            raise NotSupportedYet(f"content of type {part.type!r}", param=f"{param}[{index}].type")
-        if part.text is None:
-            raise InvalidRequest(f"{param}[{index}].text is missing", param=f"{param}[{index}].text")
-        texts.append(part.text)
-    return "\n".join(texts)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import msgspec
 
-from ..errors import InvalidRequest, NotSupportedYet
-from ..mailbox.messages.requests import TextPrompt, TokenPrompt
-from .generation_request import GenerationRequest
-from .request_body import RequestBody, decode_field, wrong_field
+from ..errors import InvalidRequest
+from ..mailbox.messages.requests import PromptOptions, TextPrompt, TokenPrompt
+from .generation_request import AnswerOptions, GenerationRequest, stream_usage
+from .prompt_fields import prompts_of
+from .request_body import RequestBody
 from .request_fields import (
+    MAX_TOTAL_CHOICES,
     SHARED_DECODER,
     SHARED_NAMES,
-    TopLogprobs,
+    SharedFields,
     check_length,
-    check_model,
-    includes_usage,
-    sampling_params,
+    check_no_zero,
+    check_prompt_logprobs,
+    check_shared,
 )
-from .unsupported_fields import SPECIAL_TOKENS_IN_TEXT, refuse_unsupported
+from .sampling_fields import SAMPLING_DECODER, SAMPLING_NAMES, TopLogprobs, sampling_params
+from .served_model import ServedModel
+from .unsupported_fields import refuse_unsupported
 
 
 class CompletionFields(msgspec.Struct, frozen=True):
@@ -25,88 +29,80 @@ class CompletionFields(msgspec.Struct, frozen=True):
 
     prompt: msgspec.Raw
     logprobs: TopLogprobs | None = None
+    echo: bool | None = None
 
 
 _FIELDS_DECODER = msgspec.json.Decoder(CompletionFields)
-_TEXT_DECODER = msgspec.json.Decoder(str)
-_IDS_DECODER = msgspec.json.Decoder(list[int])
-_LIST_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
-_NAMES = SHARED_NAMES | frozenset(CompletionFields.__struct_fields__)
+_NAMES = SHARED_NAMES | SAMPLING_NAMES | frozenset(CompletionFields.__struct_fields__)
 
 
-def parse_completion_request(
-    body: RequestBody, *, served_name: str, max_model_len: int, vocab_size: int
-) -> GenerationRequest:
+def parse_completion_request(body: RequestBody, model: ServedModel) -> GenerationRequest:
     """Raises InvalidRequest, NotSupportedYet, UnknownModel."""
     shared = body.decode(SHARED_DECODER)
-    check_model(shared, served_name)
-    ignored = refuse_unsupported(body, supported=_NAMES, endpoint_fields=SPECIAL_TOKENS_IN_TEXT)
+    check_shared(shared, model)
+    ignored = refuse_unsupported(body, supported=_NAMES)
+    sampling_fields = body.decode(SAMPLING_DECODER)
     fields = body.decode(_FIELDS_DECODER)
-    prompt = _prompt(bytes(fields.prompt), vocab_size)
-    num_prompt_tokens = len(prompt.token_ids) if isinstance(prompt, TokenPrompt) else None
-    check_length(shared.max_tokens, "max_tokens", num_prompt_tokens, max_model_len)
+    echoes = bool(fields.echo)
+    if not echoes:
+        check_no_zero(shared.max_tokens, "max_tokens")
+    prompts = prompts_of(bytes(fields.prompt), model.vocab_size)
+    _check_prompts(prompts, shared, model)
+    is_prompt_only = shared.max_tokens == 0
+    echo_logprobs = fields.logprobs if echoes else None
+    includes_usage, has_running_usage = stream_usage(shared)
+    asked_prompt_logprobs = [k for k in (sampling_fields.prompt_logprobs, echo_logprobs) if k is not None]
+    prompt_logprobs = max(asked_prompt_logprobs, default=None)
+    check_prompt_logprobs(shared.n or 1, prompt_logprobs)
+    sampling = sampling_params(
+        sampling_fields,
+        model,
+        max_tokens=shared.max_tokens,
+        logprobs=fields.logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+    if is_prompt_only:
+        sampling = msgspec.structs.replace(sampling, max_tokens=1)
     return GenerationRequest(
         endpoint="completion",
-        prompt=prompt,
-        sampling=sampling_params(shared, max_tokens=shared.max_tokens, logprobs=fields.logprobs),
-        num_choices=shared.n or 1,
+        prompts=[*prompts],
+        sampling=sampling,
+        answer=AnswerOptions(
+            num_choices=shared.n or 1,
+            includes_usage=includes_usage,
+            has_running_usage=has_running_usage,
+            returns_token_ids=bool(shared.return_token_ids),
+            names_tokens_by_id=bool(shared.return_tokens_as_token_ids),
+            prompt_logprobs=sampling_fields.prompt_logprobs,
+            echoes_prompt=echoes,
+            echo_logprobs=echo_logprobs,
+        ),
         cache_salt=shared.cache_salt or "",
-        returns_token_ids=bool(shared.return_token_ids),
+        priority=shared.priority or 0,
+        prompt_options=PromptOptions(
+            add_special_tokens=shared.add_special_tokens, truncate_prompt_tokens=shared.truncate_prompt_tokens
+        ),
+        returns_prompt=echoes or has_running_usage or bool(shared.return_token_ids),
+        is_prompt_only=is_prompt_only,
         streams=bool(shared.stream),
-        includes_usage=includes_usage(shared),
         ignored_fields=ignored,
     )
 
 
-def _prompt(raw: bytes, vocab_size: int) -> TextPrompt | TokenPrompt:
-    """Text, token ids, or a list that holds one of them."""
-    raw = raw.strip()
-    if raw.startswith(b"["):
-        try:
-            token_ids = _IDS_DECODER.decode(raw)
-        except msgspec.ValidationError as error:
-            return _single(raw, error, vocab_size)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise wrong_field(error, "prompt") from None
-        return _token_prompt(token_ids, vocab_size)
-    if not raw.startswith(b'"'):
-        raise InvalidRequest("prompt: expected text or a list of token ids", param="prompt")
-    return _text_prompt(decode_field(raw, _TEXT_DECODER, "prompt"))
-
-
-def _single(raw: bytes, why_no_ids: msgspec.ValidationError, vocab_size: int) -> TextPrompt | TokenPrompt:
-    """A list that is no list of ids: of one prompt it is that prompt, of several it is not supported yet."""
-    items = [bytes(item).strip() for item in _LIST_DECODER.decode(raw)]
-    if not all(item.startswith((b'"', b"[")) for item in items):
-        raise wrong_field(why_no_ids, "prompt")
-    if len(items) > 1:
-        raise NotSupportedYet(f"a list of {len(items)} prompts", param="prompt")
-    if items[0].startswith(b"["):
-        return _token_prompt(decode_field(items[0], _IDS_DECODER, "prompt[0]"), vocab_size)
-    text = decode_field(items[0], _TEXT_DECODER, "prompt[0]")
-    if text.lstrip("-").isdecimal():
+def _check_prompts(prompts: list[TextPrompt | TokenPrompt], shared: SharedFields, model: ServedModel) -> None:
+    """Their number and their lengths, as far as they are known."""
+    n = shared.n or 1
+    if len(prompts) * n > MAX_TOTAL_CHOICES:
+        times = f" with n={n}" if n > 1 else ""
         raise InvalidRequest(
-            f"prompt[0] is the text {text!r}, which looks like a token id in quotes; token ids are integers, and text "
-            "that is a number is sent without the list",
+            f"prompt: {len(prompts):,} prompts{times} are {len(prompts) * n:,} choices; the limit of a request is "
+            f"{MAX_TOTAL_CHOICES:,}",
             param="prompt",
         )
-    return _text_prompt(text)
-
-
-def _text_prompt(text: str) -> TextPrompt:
-    if not text:
-        raise InvalidRequest("prompt must not be empty", param="prompt")
-    return TextPrompt(text)
-
-
-def _token_prompt(token_ids: list[int], vocab_size: int) -> TokenPrompt:
-    if not token_ids:
-        raise InvalidRequest("prompt must not be empty", param="prompt")
-    smallest, largest = min(token_ids), max(token_ids)
-    if smallest < 0 or largest >= vocab_size:
-        wrong = smallest if smallest < 0 else largest
-        raise InvalidRequest(
-            f"prompt: token id {wrong} is out of vocabulary: the ids of this model are 0 to {vocab_size - 1}",
-            param="prompt",
-        )
-    return TokenPrompt(token_ids)
+    truncate = shared.truncate_prompt_tokens
+    for index, prompt in enumerate(prompts):
+        num_tokens = len(prompt.token_ids) if isinstance(prompt, TokenPrompt) else None
+        if truncate is not None:
+            num_tokens = None if num_tokens is None or truncate == -1 else min(num_tokens, truncate)
+        param = "prompt" if len(prompts) == 1 else f"prompt[{index}]"
+        check_length(shared.max_tokens, "max_tokens", num_tokens, model.max_model_len, param)

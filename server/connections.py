@@ -13,6 +13,7 @@ from aiohttp import web
 
 from ..errors import InvalidRequest, Unavailable
 from .http_errors import encoded_error, error_response, unexpected
+from .request_ids import REQUEST_ID, request_id_header
 
 KEEP_ALIVE_S = 75.0
 """An idle connection is closed; longer than the 60 s after which usual load balancers close theirs."""
@@ -84,6 +85,7 @@ class Connection(web.RequestHandler):
             response = error_response(
                 InvalidRequest(f"the request is not valid HTTP: {reason}", code="invalid_http", status=status)
             )
+        response.headers[REQUEST_ID] = request_id_header(None)
         response.force_close()
         return response
 

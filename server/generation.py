@@ -20,7 +20,7 @@ from ..topology.schema import ServerSection
 from .answer_format import ChatFormat, CompletionFormat
 from .answer_objects import Answer
 from .body_parser import BodyParser
-from .body_reader import HELD_BODIES, HELD_BYTES, BodyBudget, read_body
+from .body_reader import BodyBudget, read_body
 from .chat_request import parse_chat_request
 from .chunk_sequence import ChunkSequence, StreamState, finish_error
 from .completion_request import parse_completion_request
@@ -29,9 +29,12 @@ from .generation_request import GenerationRequest
 from .http_errors import unexpected
 from .json_values import check_num_values
 from .metrics import ServerMetrics
+from .prompt_only import without_output
+from .prompt_streams import submit
 from .request_body import ignored_header, parse_body
 from .request_ids import REQUEST_ID, request_id_header
 from .request_timing import RequestTiming
+from .served_model import served_model
 from .whole_choices import collect, unfinished
 
 CLOSE_TIMEOUT_S = 2.0
@@ -41,14 +44,22 @@ CLOSE_TIMEOUT_S = 2.0
 class GenerationHandlers:
     """The two generating endpoints over one frontend."""
 
-    def __init__(self, frontend: FrontendAPI, settings: ServerSection, metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        frontend: FrontendAPI,
+        settings: ServerSection,
+        metrics: ServerMetrics,
+        bodies: BodyBudget,
+        parser: BodyParser,
+    ) -> None:
         self._frontend = frontend
         self._settings = settings
         self._metrics = metrics
+        self._model = served_model(frontend, settings)
         self._live: set[asyncio.Task[object]] = set()
         self._is_closing = False
-        self._bodies = BodyBudget(max(HELD_BYTES, HELD_BODIES * settings.max_request_bytes))
-        self._parser = BodyParser()
+        self._bodies = bodies
+        self._parser = parser
 
     async def close(self, app: web.Application) -> None:
         """Give live requests a moment to end, then end them with a 503 or an error event. Called at shutdown."""
@@ -60,11 +71,11 @@ class GenerationHandlers:
         self._parser.close()  # last: a large body that came meanwhile is answered by the frontend's 503
 
     async def chat_completions(self, http_request: web.Request) -> web.StreamResponse:
-        """POST /v1/chat/completions"""
+        """POST /v1/chat/completions: an answer to messages, whole or as a stream."""
         return await self._handle(http_request, self._parse_chat, "chatcmpl-")
 
     async def completions(self, http_request: web.Request) -> web.StreamResponse:
-        """POST /v1/completions"""
+        """POST /v1/completions: the continuation of a prompt, whole or as a stream."""
         return await self._handle(http_request, self._parse_completion, "cmpl-")
 
     async def _handle(
@@ -78,24 +89,16 @@ class GenerationHandlers:
             )
             request = await self._parser.parse(body, parse)
             del body
-            timing.expect(request.num_choices)
+            timing.expect(request.num_choices, n=request.answer.num_choices, max_tokens=request.sampling.max_tokens)
             return await self._generate(http_request, request, id_prefix, timing)
 
     def _parse_chat(self, body: bytes) -> GenerationRequest:
-        frontend = self._frontend
-        check_num_values(body, frontend.max_model_len)
-        fields = parse_body(body)
-        return parse_chat_request(fields, served_name=frontend.model_name, max_model_len=frontend.max_model_len)
+        check_num_values(body, self._model.max_model_len)
+        return parse_chat_request(parse_body(body), self._model)
 
     def _parse_completion(self, body: bytes) -> GenerationRequest:
-        frontend = self._frontend
-        check_num_values(body, frontend.max_model_len)
-        return parse_completion_request(
-            parse_body(body),
-            served_name=frontend.model_name,
-            max_model_len=frontend.max_model_len,
-            vocab_size=frontend.vocab_size,
-        )
+        check_num_values(body, self._model.max_model_len)
+        return parse_completion_request(parse_body(body), self._model)
 
     async def _generate(
         self, http_request: web.Request, request: GenerationRequest, id_prefix: str, timing: RequestTiming
@@ -104,34 +107,22 @@ class GenerationHandlers:
         headers = {REQUEST_ID: request_id_header(http_request.headers.get(REQUEST_ID))}
         if request.ignored_fields:
             headers["x-ignored-fields"] = ignored_header(request.ignored_fields)
-        stream = self._frontend.submit(
-            request_id,
-            request.prompt,
-            request.sampling,
-            cache_salt=request.cache_salt,
-            returns_prompt=request.returns_token_ids,
-            num_choices=request.num_choices,
-        )
+        stream = submit(self._frontend, request_id, request)
         task = asyncio.current_task()
         assert task is not None
         self._live.add(task)
+        deltas = self._deltas(stream, is_prompt_only=request.is_prompt_only)
         try:
             make_format = ChatFormat if request.endpoint == "chat" else CompletionFormat
-            answer_format = make_format(
-                request_id,
-                self._frontend.model_name,
-                int(time.time()),
-                returns_token_ids=request.returns_token_ids,
-                includes_usage=request.includes_usage,
-            )
+            answer_format = make_format(request_id, self._frontend.model_name, int(time.time()), request.answer)
             if request.streams:
                 chunks = ChunkSequence(
-                    answer_format, num_choices=request.num_choices, includes_usage=request.includes_usage
+                    answer_format, num_choices=request.num_choices, includes_usage=request.answer.includes_usage
                 )
                 writer = EventWriter(http_request, headers, self._settings)
-                return await _answer_in_events(self._deltas(stream), chunks, writer, timing)
-            deltas = await collect(self._deltas(stream), request.num_choices, timing)
-            return await self._answer_whole(http_request, answer_format.whole(deltas), headers, timing)
+                return await _answer_in_events(deltas, chunks, writer, timing)
+            whole = await collect(deltas, request.num_choices, timing)
+            return await self._answer_whole(http_request, answer_format.whole(whole), headers, timing)
         except RequestError as error:
             if error.status >= 500 and error.status != 503:
                 timing.end("error")
@@ -146,11 +137,11 @@ class GenerationHandlers:
             timing.end("abort")
             stream.close()
 
-    async def _deltas(self, stream: RequestStream) -> AsyncIterator[Delta]:
+    async def _deltas(self, stream: RequestStream, *, is_prompt_only: bool) -> AsyncIterator[Delta]:
         """The stream's deltas; Unavailable in place of the cancellation by `close`."""
         try:
             async for delta in stream:
-                yield delta
+                yield without_output(delta) if is_prompt_only else delta
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self._is_closing or task is None:

@@ -51,11 +51,11 @@ def encoded_error(error: RequestError) -> bytes:
 
 
 def error_response(error: RequestError) -> web.Response:
-    """A whole HTTP answer: status, body, Retry-After where the error has one (a 429 always has), and the OpenAI
-    clients' word for an error that is not to be tried again."""
+    """A whole HTTP answer: status, body, Retry-After where the error has one (a 429 and a 503 always have), and the
+    OpenAI clients' word for an error that is not to be tried again."""
     response = web.Response(status=error.status, body=encoded_error(error), content_type="application/json")
     retry_after_s = error.retry_after_s
-    if retry_after_s is None and error.status == 429:
+    if retry_after_s is None and error.status in (429, 503):
         retry_after_s = 1
     if retry_after_s is not None:
         response.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))

@@ -16,6 +16,8 @@ from ..errors import InvalidRequest
 T = TypeVar("T")
 
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
+NULL = msgspec.Raw(b"null")
+_NULL = re.compile(rb"\s*null\s*")
 
 MAX_IGNORED_NAMES = 32
 MAX_IGNORED_NAME_CHARS = 64
@@ -64,6 +66,11 @@ def decode_field(raw: msgspec.Raw | bytes, decoder: msgspec.json.Decoder[T], par
         return decoder.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
         raise wrong_field(error, param) from None
+
+
+def is_null(raw: msgspec.Raw) -> bool:
+    """The value of a field that is as good as left out."""
+    return _NULL.fullmatch(raw) is not None
 
 
 def ignored_header(names: list[str]) -> str:

@@ -6,14 +6,13 @@ refused by name, since an answer without them would not be what was asked for.
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Raw
 
-from ..errors import NotSupportedYet
-from .request_body import RequestBody, decode_field
+from ..errors import InvalidRequest, NotSupportedYet
+from .request_body import RequestBody, decode_field, is_null
 
 T = TypeVar("T")
 
@@ -39,10 +38,12 @@ class Field(msgspec.Struct, Generic[T], frozen=True):
 
     decoder: msgspec.json.Decoder[T]
     neutral: tuple[object, ...]
+    why_never: str = ""
+    """Of a field that is not to be supported: the reason."""
 
 
-def _field(type_: object, *neutral: object) -> Field[object]:
-    return Field(msgspec.json.Decoder(type_), (None, *neutral))
+def _field(type_: object, *neutral: object, why_never: str = "") -> Field[object]:
+    return Field(msgspec.json.Decoder(type_), (None, *neutral), why_never)
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
@@ -56,36 +57,19 @@ _OBJECTS = list[dict[str, Raw]] | None
 _STRINGS = list[str] | None
 _BOOL = bool | None
 _ANY = Raw
-_PENALTY = Annotated[float, Meta(ge=-2, le=2)] | None
-_COUNT = Annotated[int, Meta(ge=0)] | None
-_ONE_OR_MORE = Annotated[int, Meta(ge=1)] | None
+_NO_CODE = "no code comes with a request"
+_NO_TEMPLATE = "the template is the model's, or the operator's (model.chat_template in the topology)"
 
 UNSUPPORTED: dict[str, Field[object]] = {
-    "best_of": _field(_ONE_OR_MORE, 1),
     "use_beam_search": _field(_BOOL, False),
     "length_penalty": _field(float | None, 1.0),
-    "echo": _field(_BOOL, False),
     "suffix": _field(str | None, ""),
-    "logit_bias": _field(_OBJECT, {}),
-    "presence_penalty": _field(_PENALTY, 0.0),
-    "frequency_penalty": _field(_PENALTY, 0.0),
-    "repetition_penalty": _field(Annotated[float, Meta(gt=0)] | None, 1.0),
-    "repetition_detection": _field(_ANY),
-    "min_tokens": _field(_COUNT, 0),
-    "stop_token_ids": _field(list[int] | None, []),
     "stop_regex": _field(_ANY),
-    "include_stop_str_in_output": _field(_BOOL, False),
     "no_stop_trim": _field(_BOOL, False),
-    "skip_special_tokens": _field(_BOOL, True),
-    "bad_words": _field(_STRINGS, []),
-    "allowed_token_ids": _field(list[int] | None),
-    "prompt_logprobs": _field(int | None),
-    "truncate_prompt_tokens": _field(int | None),
     "prompt_embeds": _field(_ANY),
-    "return_tokens_as_token_ids": _field(_BOOL, False),
     "return_hidden_states": _field(_BOOL, False),
-    "logits_processors": _field(list[Raw] | None, []),
-    "custom_logit_processor": _field(_ANY),
+    "logits_processors": _field(list[Raw] | None, [], why_never=_NO_CODE),
+    "custom_logit_processor": _field(_ANY, why_never=_NO_CODE),
     "tools": _field(_OBJECTS, []),
     "tool_choice": _field(str | dict[str, Raw] | None, "none", "auto"),
     "functions": _field(_OBJECTS, []),
@@ -110,12 +94,7 @@ UNSUPPORTED: dict[str, Field[object]] = {
     "reasoning_effort": _field(str | None, "none"),
     "thinking_token_budget": _field(int | None),
     "verbosity": _field(str | None, "medium"),
-    "priority": _field(int | None, 0),
-    "chat_template": _field(str | None),
-    "chat_template_kwargs": _field(_OBJECT, {}),
-    "add_generation_prompt": _field(_BOOL, True),
-    "continue_final_message": _field(_BOOL, False),
-    "documents": _field(_OBJECTS, []),
+    "chat_template": _field(str | None, why_never=_NO_TEMPLATE),
     "lora_path": _field(_ANY),
     "session_params": _field(_ANY),
     "kv_transfer_params": _field(_OBJECT, {}),
@@ -123,38 +102,27 @@ UNSUPPORTED: dict[str, Field[object]] = {
     "custom_params": _field(_ANY),
 }
 
-SPECIAL_TOKENS_IN_CHAT = {"add_special_tokens": _field(_BOOL, False)}
-"""The chat template writes the special tokens itself."""
-SPECIAL_TOKENS_IN_TEXT = {"add_special_tokens": _field(_BOOL, True)}
-"""A text prompt gets those that the model's tokenizer adds."""
 
-_NULL = re.compile(rb"\s*null\s*")
-
-
-def is_null(raw: Raw) -> bool:
-    """The value of a field that is as good as left out."""
-    return _NULL.fullmatch(raw) is not None
-
-
-def refuse_unsupported(
-    request: RequestBody, *, supported: frozenset[str], endpoint_fields: dict[str, Field[object]]
-) -> list[str]:
+def refuse_unsupported(request: RequestBody, *, supported: frozenset[str]) -> list[str]:
     """Refuse fields that would change the answer; return the names that nobody knows, in the request's order.
 
-    `supported`: the fields that the endpoint reads itself; `endpoint_fields`: unsupported ones whose neutral value is
-    the endpoint's own. Raises InvalidRequest for a wrong type, NotSupportedYet else.
+    `supported`: the fields that the endpoint reads itself. Raises InvalidRequest for a wrong type and for what is not
+    to be supported, NotSupportedYet else.
     """
     unknown = []
     for name, raw in request.fields.items():
         if name in supported or name in NO_EFFECT:
             continue
-        field = UNSUPPORTED.get(name) or endpoint_fields.get(name)
+        field = UNSUPPORTED.get(name)
         if field is None:
             unknown.append(name)
         elif not is_null(raw):
             value = decode_field(raw, field.decoder, name)
-            if not any(value == neutral for neutral in field.neutral):
-                raise NotSupportedYet(_named(name, value), param=name)
+            if any(value == neutral for neutral in field.neutral):
+                continue
+            if field.why_never:
+                raise InvalidRequest(f"{name} is not supported: {field.why_never}", param=name, code="not_supported")
+            raise NotSupportedYet(_named(name, value), param=name)
     return unknown
 
 
@@ -163,9 +131,6 @@ def _named(name: str, value: object) -> str:
     match value:
         case ResponseFormat(type=kind):
             return f"{name} of type {kind}"
-        case dict() if name == "logit_bias":
-            keys = list(value)
-            return f"{name} (keys {', '.join(map(repr, keys[:8]))}{', ...' if len(keys) > 8 else ''})"
         case bool() | int() | float() | str():
             return f"{name}={value!r}"
         case _:

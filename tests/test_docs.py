@@ -21,6 +21,7 @@ import pytest
 from callboard.server.chat_request import ChatFields
 from callboard.server.completion_request import CompletionFields
 from callboard.server.request_fields import SharedFields
+from callboard.server.sampling_fields import SamplingFields
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -99,7 +100,7 @@ def test_every_generated_part_is_on_a_page(generator: ModuleType) -> None:
 
 def test_the_api_page_names_every_field_that_is_served() -> None:
     text = (ROOT / "docs" / "api.md").read_text().partition("**Refused.**")[0]
-    structs: list[type[msgspec.Struct]] = [SharedFields, ChatFields, CompletionFields]
+    structs: list[type[msgspec.Struct]] = [SharedFields, SamplingFields, ChatFields, CompletionFields]
     fields = {name for struct in structs for name in struct.__struct_fields__}
     assert [name for name in sorted(fields) if f"`{name}`" not in text] == []
 

@@ -18,6 +18,21 @@ SYNTAX_ADVICE = "correct it, or give another file with [model] chat_template"
 MAX_SOURCE_CHARS = 1 << 20
 """Templates in use have under 100,000 characters."""
 
+RESERVED_NAMES = frozenset(
+    {
+        "messages",
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "tokenize",
+        "strftime_now",
+        "raise_exception",
+        "namespace",
+    }
+)
+"""Variables and functions of a template that are not the client's, beside the special tokens."""
+
 SeenCall = dict[str, str | dict[str, str]]
 SeenMessage = dict[str, str | list[SeenCall] | None]
 
@@ -31,6 +46,9 @@ class Question(msgspec.Struct, frozen=True):
     add_generation_prompt: bool = True
     now: str | None = None
     """Local time in ISO format; None: the clock's."""
+    continue_final_message: bool = False
+    template_kwargs: str = ""
+    """A JSON object of further variables, as text: the process reads it under its limits. Empty: none."""
 
 
 class ChatTemplate:
@@ -76,19 +94,31 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         *,
         now: datetime.datetime | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: bytes = b"",
     ) -> str:
         """The prompt's text, special tokens written out: encode it with `add_special_tokens=False`.
 
         `add_generation_prompt`: end with what opens an answer. `now`: what the template's `strftime_now` tells,
         by default the clock's; give the request's arrival where a prompt must be rebuilt the same.
+        `continue_final_message`: end with the content of the last message, so that an answer goes on in it; without
+        the spaces at its end if the template trims them. `template_kwargs`: a JSON object of further variables.
         Raises InvalidRequest with the template's own message or the limit, EngineFailure if nothing can be rendered.
         """
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message leaves the last message open and add_generation_prompt begins a new one; "
+                "set add_generation_prompt to false",
+                param="continue_final_message",
+            )
         question = Question(
             self._source,
             self._special_tokens,
             [_as_template_sees(message) for message in messages],
             add_generation_prompt,
             None if now is None else now.isoformat(),
+            continue_final_message,
+            self._checked(template_kwargs),
         )
         try:
             data = msgspec.json.encode(question)
@@ -103,6 +133,25 @@ class ChatTemplate:
             case _:
                 reason = answer.text
                 raise InvalidRequest(f"the chat template cannot render these messages: {reason}", param="messages")
+
+    def _checked(self, template_kwargs: bytes) -> str:
+        """The JSON text. Raises InvalidRequest if it is no object, or has a name that is the template's own."""
+        if not template_kwargs:
+            return ""
+        try:
+            names = msgspec.json.decode(template_kwargs, type=dict[str, msgspec.Raw])
+            text = template_kwargs.decode()
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequest(
+                f"chat_template_kwargs must be a JSON object: {error}", param="chat_template_kwargs"
+            ) from error
+        for name in names:
+            if name in RESERVED_NAMES or name in self._special_tokens:
+                raise InvalidRequest(
+                    f"chat_template_kwargs must not set {name[:80]!r}, which a template gets from the server",
+                    param="chat_template_kwargs",
+                )
+        return text
 
 
 def _as_template_sees(message: ChatMessage) -> SeenMessage:

@@ -12,15 +12,18 @@ class Detokenizer:
     """Incremental twin of `Tokenizer.decode`: the joined results equal the decoding of all ids, however they are cut.
 
     Holds the state of one request. It depends on the output ids only, so a lost one is rebuilt by one `push` of the ids
-    known so far, whose text is thrown away or cut. A leading space of the first token is kept if `decode` keeps it.
+    known so far, whose text is thrown away or cut. A leading space of the first token is kept if `decode` keeps it, or
+    if `is_continuation`: then the ids go on from some text, and the result is what they add to its decoding.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, is_continuation: bool = False
+    ) -> None:
         self._stream: _ByteStream | _PieceStream
         if tokenizer.is_byte_level:
             self._stream = _ByteStream(tokenizer, skip_special_tokens)
         else:
-            self._stream = _PieceStream(tokenizer, skip_special_tokens)
+            self._stream = _PieceStream(tokenizer, skip_special_tokens, is_continuation)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete; bytes of an incomplete character are kept for later."""
@@ -55,11 +58,13 @@ class _PieceStream:
     is kept back until a token of another kind ends it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, is_continuation: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._window: list[int] = []
-        self._num_given = 0
+        # Which text it goes on from makes no difference, so one token stands for it.
+        before = tokenizer.letter_id if is_continuation else None
+        self._window: list[int] = [] if before is None else [before]
+        self._num_given = len(self._window)
         """Tokens of the window whose text was given."""
 
     def push(self, token_ids: Sequence[int]) -> str:

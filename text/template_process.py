@@ -14,11 +14,13 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import os
 import resource
 import signal
 import socket
 import struct
 import sys
+import typing
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -31,6 +33,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
+Message = dict[str, typing.Any]
 
 TEXT, SYNTAX, FAILED, LIMIT = b"T", b"S", b"F", b"L"
 """Kinds of answers: the rendered text; a sentence about the template's syntax, these messages, a limit."""
@@ -79,9 +82,8 @@ def answer(question: bytes, output_chars: int) -> tuple[bytes, str]:
         return SYNTAX, f"cannot be compiled: {error}"[:MAX_SENTENCE_CHARS]
     if asked["messages"] is None:
         return TEXT, ""
-    now = None if asked["now"] is None else datetime.datetime.fromisoformat(asked["now"])
     try:
-        text = render(template, asked["messages"], asked["add_generation_prompt"], asked["special_tokens"], now)
+        text = render(template, asked)
     except MemoryError:
         raise
     except Exception as error:  # whatever a template can raise on messages that its author did not think of
@@ -92,40 +94,54 @@ def answer(question: bytes, output_chars: int) -> tuple[bytes, str]:
     return TEXT, text
 
 
-def render(
-    template: Callable[..., str],
-    messages: list[dict[str, JSON]],
-    add_generation_prompt: bool,
-    special_tokens: dict[str, str],
-    now: datetime.datetime | None,
-) -> str:
+def render(template: Callable[..., str], asked: dict[str, typing.Any]) -> str:
     """The prompt's text. Raises whatever the template does."""
-
-    def strftime_now(format: str) -> str:
-        return (datetime.datetime.now() if now is None else now).strftime(format)
-
-    def rendered(seen: list[dict[str, JSON]]) -> str:
-        return template(
-            messages=seen,
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            strftime_now=strftime_now,
-            **special_tokens,
-        )
-
+    now = None if asked["now"] is None else datetime.datetime.fromisoformat(asked["now"])
+    variables = {
+        "documents": None,
+        **(json.loads(asked["template_kwargs"]) if asked["template_kwargs"] else {}),
+        "tools": None,
+        "add_generation_prompt": asked["add_generation_prompt"],
+        "strftime_now": lambda format: (datetime.datetime.now() if now is None else now).strftime(format),
+        **asked["special_tokens"],
+    }
+    messages = asked["messages"]
     for message in messages:
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
             _parse_arguments(call)
+    if not asked["continue_final_message"]:
+        return _render_messages(template, messages, variables)
+    final = messages[-1]["content"] if messages else None
+    if final is None:
+        raise jinja2.TemplateError("the final message has no content that could be continued")
+    mark = os.urandom(8).hex()  # which stands in no message
+    marked = [*messages[:-1], {**messages[-1], "content": f"{final}{mark} "}]
+    return _cut_at(mark, final, _render_messages(template, marked, variables))
+
+
+def _render_messages(template: Callable[..., str], messages: list[Message], variables: dict[str, object]) -> str:
     try:
-        return rendered(messages)
+        return template({**variables, "messages": messages})
     except TypeError:
         # Many templates join `message['content']` with text and know no message without content, such as one that only
         # calls tools; others ask whether it is None. So None comes first, and "" where that cannot be joined.
         if all(message["content"] is not None for message in messages):
             raise
-    return rendered([{**message, "content": message["content"] or ""} for message in messages])
+    joinable = [{**message, "content": message["content"] or ""} for message in messages]
+    return template({**variables, "messages": joinable})
+
+
+def _cut_at(mark: str, final: str, text: str) -> str:
+    """`text` up to where the final message's content ends, with `mark` and a space behind it, for the last time.
+
+    A template that trimmed the space would have trimmed what is before the mark: as in transformers.
+    """
+    place = text.rfind(mark)
+    if place < 0 or final.strip() not in text:
+        raise jinja2.TemplateError("the final message, which is to be continued, is not in the text as it is")
+    cut = text[:place].replace(f"{mark} ", "").replace(mark, "")
+    return cut if text.startswith(" ", place + len(mark)) else cut.rstrip()
 
 
 def _parse_arguments(call: JSON) -> None:

@@ -9,6 +9,7 @@ import tokenizers
 from ..errors import CorruptCheckpoint, EngineFailure, InvalidRequest, UnsupportedModel
 from .byte_level import byte_level_bytes
 from .chat_template import ChatTemplate
+from .length import keeps_length
 from .rust_panics import panics_as
 
 MAX_UNUSED_IDS = 1 << 16
@@ -46,7 +47,7 @@ class Tokenizer:
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         if self.vocab_size > 2 * len(vocabulary) + MAX_UNUSED_IDS:
             raise CorruptCheckpoint(f"{where}: {len(vocabulary):,} tokens have ids up to {self.vocab_size - 1:,}")
-        tokens = [backend.id_to_token(token_id) or "" for token_id in range(self.vocab_size)]
+        tokens = self._strings = [backend.id_to_token(token_id) or "" for token_id in range(self.vocab_size)]
         # As the backend does it: a token is special by its text.
         special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
         self._special = [token in special for token in tokens]
@@ -56,9 +57,12 @@ class Tokenizer:
         """Characters of the longest token, at least 1; a byte is a character of a byte-level token."""
         added = backend.get_added_tokens_decoder().values()
         takes_space = any(token.lstrip or token.rstrip for token in added)
-        self._keeps_length = self.is_byte_level and backend.normalizer is None and not takes_space
+        self._keeps_length = not takes_space and keeps_length(backend, self.is_byte_level)
         self._visible = [b"" if skipped else data for skipped, data in zip(self._special, self._bytes, strict=True)]
         self._is_byte_piece = [not self.is_byte_level and is_byte_piece(token) for token in tokens]
+        letters = (i for i, token in enumerate(tokens) if token.isascii() and token.isalpha() and not self._special[i])
+        self.letter_id = next(letters, None)
+        """A token of letters alone, None if there is none."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; texts of special tokens in it become those tokens.
@@ -110,6 +114,10 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """One token as text, leading space kept; bytes that are no whole character become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_string(self, token_id: int) -> str:
+        """One token as the vocabulary writes it (`ĠParis`, `▁Paris`, `<0xE2>`); empty for an id without a token."""
+        return self._strings[token_id] if 0 <= token_id < self.vocab_size else ""
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token is a mark (begin, end, role ...) and not text."""

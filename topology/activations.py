@@ -7,7 +7,8 @@ of a prompt of `max_model_len`. It passes its peak in one of these moments (exec
 - *rotation*: queries and keys are turned, while those of the layer before, and its gate and up, still live;
 - *chunk*, *decode*: the cache is read for the chunk, or for a group of decoding rows;
 - *mlp*: in a layer behind the first, gate and up have just been computed, while those of the layer before still live;
-- *sampling*: of the step's hidden states only those behind the last norm are left, and each row has its logits.
+- *prompt*: of the step's hidden states only those behind the last norm are left, and a part of a prompt has its logits;
+- *sampling*: so has each row, and some of them are sampled from.
 
 Rows are padded to the longest of their class, a power of two. For decoding rows that is foreseen here; chunks of
 several rows in one step can have masks of up to twice the size.
@@ -24,8 +25,23 @@ from .views import views_of
 
 GROUP_ELEMENTS = 1 << 25
 """Gathered keys and values of rows that attend together; more rows are cut into groups (execution/attention.py)."""
-_SAMPLING_BYTES = 168
-"""A logit and all that is made of it where filters keep it (kernels/sampling.py): sorted candidates, ids, noise."""
+SAMPLED_LOGITS = 1 << 19
+"""Logits that are sampled from at a time, in whole rows (kernels/sampling.py)."""
+PROMPT_LOGITS = 1 << 21
+"""Logits of prompts that are made at a time, in whole rows (execution/prompt_logprobs.py)."""
+_LOGIT_BYTES = 8
+"""A row's own logit, and the one that bias, masks and penalties make of it."""
+_CANDIDATE_BYTES, _WAITING_BYTES = 76, 17
+"""All that is made of a logit that filters keep: sorted candidates, ids, seeds, noise; and what is kept of the next
+rows before that."""
+_NOISY_TOKENS, _NOISE_BYTES = 1 << 14, 108
+"""Tokens whose noise is made at a time (kernels/philox.py), and what that takes of each beside."""
+_COUNT_BYTES = 12
+"""A distinct token of a row with penalties, its count, and either once more while a token is put between."""
+_PROMPT_LOGIT_BYTES = 9
+"""A logit, its log-probability, and whether it is above that of the token in the prompt."""
+_PROMPT_TOKEN_BYTES = 2 * 168
+"""What a result has of a prompt's token with 20 alternatives: as arrays, and as the bytes that are sent."""
 _INDEX_SCRATCH = 3
 """Float32 or int32 arrays as long as the index of a group: what torch copies of the pattern, scores, weights."""
 _SHORT_LENGTH = 512
@@ -55,7 +71,7 @@ def activation_bytes_of(shape: ModelShape, arithmetic: Arithmetic, limits: StepL
 def moments_of(shape: ModelShape, arithmetic: Arithmetic, limits: StepLimits) -> dict[str, int]:
     """Bytes at each moment at which the peak may be."""
     step = _Step(shape, arithmetic, limits)
-    moments = (step.masks, step.rotation, step.chunk, step.decode, step.mlp, step.sampling)
+    moments = (step.masks, step.rotation, step.chunk, step.decode, step.mlp, step.prompt, step.sampling)
     return {moment.__name__: step.batch() + moment() for moment in moments}
 
 
@@ -72,9 +88,11 @@ class _Step:
         self._views = views_of(shape.windows, self._chunk, self._decodes, self._length, longest)
 
     def batch(self) -> int:
-        """Tokens and block tables of all rows, int32."""
-        length = self._limits.max_model_len
-        return 4 * self._limits.max_num_seqs * (length + 1 - (-length // self._limits.block_size))
+        """Tokens and block tables of all rows, int32, and the counts of their distinct tokens."""
+        limits = self._limits
+        length, rows = limits.max_model_len, limits.max_num_seqs
+        distinct = min(rows * min(length, self._shape.vocab_size), limits.pool_tokens)
+        return 4 * rows * (length + 1 - (-length // limits.block_size)) + _COUNT_BYTES * distinct
 
     def masks(self) -> int:
         """The mask, and it and its opposite as truth values."""
@@ -109,11 +127,26 @@ class _Step:
         new = wide * (shape.hidden_size + 2 * shape.intermediate_size)
         return self._shared() + self._tokens * (self._held() + beside + new)
 
+    def prompt(self) -> int:
+        """A part of a prompt in the step."""
+        vocab_size = self._shape.vocab_size
+        rows = min(self._tokens, max(1, PROMPT_LOGITS // vocab_size))
+        logits = rows * vocab_size * _PROMPT_LOGIT_BYTES
+        return self._hidden(rows) + self._tokens * _PROMPT_TOKEN_BYTES + logits
+
     def sampling(self) -> int:
-        shape, limits = self._shape, self._limits
-        rows = min(limits.max_num_seqs, self._tokens)
-        hidden = self._arithmetic.compute_bytes * shape.hidden_size * (self._tokens + rows)
-        return hidden + rows * shape.vocab_size * _SAMPLING_BYTES
+        """Every row's logits, and what filters that keep them all make of some."""
+        rows, vocab_size = min(self._limits.max_num_seqs, self._tokens), self._shape.vocab_size
+        at_once = max(1, SAMPLED_LOGITS // vocab_size) * vocab_size
+        logits = rows * vocab_size
+        first = min(logits, at_once)
+        waiting = min(logits - first, at_once)
+        made = _CANDIDATE_BYTES * first + _WAITING_BYTES * waiting + _NOISE_BYTES * min(first, _NOISY_TOKENS)
+        return self._hidden(rows) + _LOGIT_BYTES * logits + made
+
+    def _hidden(self, rows: int) -> int:
+        """Of all tokens, and the rows that get logits once more."""
+        return self._arithmetic.compute_bytes * self._shape.hidden_size * (self._tokens + rows)
 
     def _held(self) -> int:
         """Bytes of a token that live through a layer: hidden state, cosines and sines, q/k/v as computed and rotated,

@@ -3,14 +3,19 @@
 What bounds a plan, and who keeps it:
 
 - at most `max_num_seqs` rows, new, removed or scheduled, and `max_num_batched_tokens` tokens to compute: the scheduler;
-- at most `max_plan_tokens` known tokens (prompt and output so far) in the new rows of one plan: the scheduler, which
-  leaves further admissions to the next step. One request of full length always fits. After a restart of a worker all
+- at most `max_plan_tokens` known tokens (prompt and output so far) in the new rows of one plan, where each entry in the
+  lists of a row's sampling parameters counts as `TOKENS_PER_SAMPLING_ENTRY`: the scheduler, which leaves further
+  admissions to the next step. One request of full length with full lists always fits. After a restart of a worker all
   running requests come back as new rows; they spread over some steps;
 - at most `max_plan_blocks` block ids: follows from the two above, for a row holds blocks for its known tokens and for
   the `pipeline_depth` tokens that the steps in flight may add;
-- request ids of at most 128 bytes and at most 20 log-probabilities a token: the API, before a request is accepted;
+- request ids of at most 128 bytes, at most 20 log-probabilities a token, of output and prompt, and at most
+  `MAX_SAMPLING_ENTRIES` entries in a request's lists: the API, before a request is accepted;
 - an error of at most `MAX_ERROR_CHARS` characters in the result of a failed step: the worker;
-- no stop strings: the scheduler takes them out of the sampling parameters of a new row.
+- no stop strings and no bad words as text: the scheduler and the tokenizer take them out of the sampling parameters.
+
+A result holds at most a token for each row, and the log-probabilities of at most `max_num_batched_tokens` tokens of
+prompts: a step computes no more positions.
 """
 
 from __future__ import annotations
@@ -37,8 +42,12 @@ MAX_SLOT_BYTES = 256 * 1024 * 1024
 # MessagePack: an integer or float64 takes at most 9 bytes; a string, binary or array header at most 5.
 _NUMBER = 9
 _HEADER = 5
-_SAMPLING = _HEADER + 9 * _NUMBER
-"""seed, temperature, top_k, top_p, min_p, max_tokens, stop (empty), ignore_eos, logprobs"""
+_BOOL = 1
+_REPETITION_DETECTION = _HEADER + 3 * _NUMBER
+_SAMPLING = _HEADER + 12 * _NUMBER + 4 * _BOOL + 6 * _HEADER + _REPETITION_DETECTION
+"""Numbers: seed, temperature, top_k, top_p, min_p, max_tokens, logprobs, three penalties, min_tokens, prompt_logprobs;
+truth values: ignore_eos, include_stop_str_in_output, skip_special_tokens, processed_logprobs; lists: stop and bad_words
+(empty), logit_bias, allowed_token_ids, bad_token_ids, stop_token_ids, whose entries count as tokens."""
 _NEW_ROW = _HEADER + 6 * _NUMBER + _HEADER + MAX_REQUEST_ID_BYTES + 2 * _HEADER + _SAMPLING
 """One NewRow beside its tokens and blocks."""
 _SPARE = 256
@@ -46,8 +55,10 @@ _SPARE = 256
 
 
 def max_plan_tokens(topology: Topology, max_model_len: int) -> int:
-    """Known tokens that the new rows of one plan may carry together; the scheduler enforces it."""
-    return max(max_model_len, 4 * topology.scheduler.max_num_batched_tokens)
+    """Known tokens and entries of sampling parameters that the new rows of one plan may carry together, in tokens; the
+    scheduler enforces it."""
+    full_row = max_model_len + TOKENS_PER_SAMPLING_ENTRY * MAX_SAMPLING_ENTRIES
+    return max(full_row, 4 * topology.scheduler.max_num_batched_tokens)
 
 
 def max_plan_blocks(topology: Topology, max_model_len: int) -> int:
@@ -76,7 +87,9 @@ def result_bytes(topology: Topology) -> int:
     rows = topology.scheduler.max_num_seqs
     arrays = rows * (8 + 4 + 4 + 4 + 4 + (4 + 4) * MAX_LOGPROBS) + 7 * _HEADER
     error = _HEADER + 4 * MAX_ERROR_CHARS  # up to 4 bytes each
-    return _HEADER + 6 * _NUMBER + arrays + error + _SPARE
+    tokens = topology.scheduler.max_num_batched_tokens
+    prompt_logprobs = rows * (8 + 4 + 4) + tokens * (4 + 4 + (4 + 4) * MAX_LOGPROBS) + 8 * _HEADER
+    return _HEADER + 6 * _NUMBER + arrays + error + prompt_logprobs + _SPARE
 
 
 def plan_boards(topology: Topology, max_model_len: int, epoch: int) -> tuple[BoardLayout, BoardLayout]:

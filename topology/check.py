@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..checkpoints.shape import ModelShape
 from .arithmetic import DTYPE_BYTES
-from .boards import MAX_SLOT_BYTES, plan_bytes
+from .boards import MAX_SLOT_BYTES, plan_bytes, result_bytes
 from .check_processes import check_processes
 from .check_server import check_server
 from .decode import show_value
@@ -66,9 +66,10 @@ def _check_model(topology: Topology, shape: ModelShape | None, problems: list[Pr
 
 def _check_scheduler(topology: Topology, problems: list[Problem]) -> None:
     section = topology.scheduler
-    if section.policy != "fcfs":
+    if section.policy == "fair":
         got = f"policy = {show_value(section.policy)}"
-        problems.append(Problem(("scheduler", "policy"), got, f'only "fcfs", others are {NOT_YET}', "leave it out"))
+        allowed = f'"fcfs", "priority"; "fair" is {NOT_YET}'
+        problems.append(Problem(("scheduler", "policy"), got, allowed, "leave it out"))
     if section.max_num_batched_tokens < section.max_num_seqs:
         got = f"max_num_batched_tokens = {section.max_num_batched_tokens:,}"
         allowed = f"at least max_num_seqs, {section.max_num_seqs:,}: a full batch of decodes takes a token for each row"
@@ -82,13 +83,14 @@ def _check_scheduler(topology: Topology, problems: list[Problem]) -> None:
 
 
 def _check_slots(topology: Topology, shape: ModelShape | None, problems: list[Problem]) -> None:
-    """The largest plan stays within reason: it is what a slot of the call board is made for."""
+    """The largest plan and result stay within reason: they are what the slots of the boards are made for."""
     max_model_len = topology.model.max_model_len or (shape.max_position if shape is not None else 1)
-    num_bytes = plan_bytes(topology, max_model_len)
+    num_bytes = max(plan_bytes(topology, max_model_len), result_bytes(topology))
     if num_bytes > MAX_SLOT_BYTES:
         section = topology.scheduler
         got = f"max_num_seqs = {section.max_num_seqs:,}, max_num_batched_tokens = {section.max_num_batched_tokens:,}"
-        allowed = f"plans of at most {render_bytes(MAX_SLOT_BYTES)}, these may have {render_bytes(num_bytes)}"
+        most, largest = render_bytes(MAX_SLOT_BYTES), render_bytes(num_bytes)
+        allowed = f"plans and results of at most {most}, these may have {largest}"
         path = ("scheduler", "max_num_batched_tokens")
         problems.append(Problem(path, got, allowed, "lower them, or [model] max_model_len", _SIZES))
 

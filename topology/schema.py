@@ -43,7 +43,7 @@ class SchedulerSection(Struct, frozen=True, forbid_unknown_fields=True):
     """[scheduler]"""
 
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
-    """Order of the waiting. static"""
+    """Who is admitted first, and who gives up its blocks when they run out. static"""
     max_num_seqs: Positive = 64
     """Requests that run at once: rows of a batch [rows]. static"""
     max_num_batched_tokens: Positive = 2048
@@ -92,6 +92,10 @@ class ServerSection(Struct, frozen=True, forbid_unknown_fields=True):
     """A client that takes nothing for so long is aborted [seconds]. static"""
     drain_timeout_s: Seconds = 30.0
     """On SIGTERM running requests get so long to finish [seconds]. static"""
+    metrics_compat: Literal["none", "vllm"] = "none"
+    """Whose names /metrics has beside its own. static"""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """Log-probabilities before or after bias, penalties, temperature and filters; requests may choose. static"""
 
 
 class SupervisionSection(Struct, frozen=True, forbid_unknown_fields=True):

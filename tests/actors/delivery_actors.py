@@ -21,7 +21,7 @@ from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.statistics import SchedulerStatistics
 from callboard.shm_queue.progress import LINE_WORDS, ProgressLine
 from callboard.tests.actors.delivery_parts import TOKEN_BYTES, Threads, Turn, make_tokenizer
-from callboard.tests.scheduling.fake_worker import EOS
+from callboard.tests.scheduling.fake_model import EOS
 
 SCHEDULER = "scheduler"
 _MAX_BYTES = 1 << 20

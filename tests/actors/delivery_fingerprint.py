@@ -26,6 +26,9 @@ from callboard.tests.actors.delivery_world import World
 from callboard.text import Tokenizer
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
+_FIXED = ("extra_keys", "eos_token_ids", "stop_token_ids")
+_TIMES = ("rank", "queued_ns", "first_row_ns")
+"""Of a request under the policy that does not look at its rank."""
 _NO_BEHAVIOUR = {"faults", "_tokenizer", "_encoder", "_progress"}
 _encode = msgspec.msgpack.Encoder().encode
 _plans = msgspec.msgpack.Decoder(StepPlan)
@@ -108,7 +111,7 @@ class _Freezer:
         state = scheduler._state
         return (
             scheduler._epoch is None,
-            self.freeze(list(state.waiting.values())),
+            self.freeze(state.policy),
             self.freeze(list(state.running.values())),
             state.pool.num_free,
             tuple(state.rows._free),
@@ -120,7 +123,7 @@ class _Freezer:
         )
 
     def request(self, request: Request) -> Any:
-        left_out = ("run", "block_ids", "block_keys", "sampling", "row_sampling", "limits")
+        left_out = ("run", "block_ids", "block_keys", "sampling", "worker_sampling", *_FIXED, *_TIMES)
         return (
             self.run(request.run),
             len(request.block_ids),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ import tokenizers
 from callboard.errors import EndOfStream, WouldBlock
 from callboard.mailbox import Inbox
 from callboard.mailbox.inbox import M
+from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.waiters import Waiters
-from callboard.tests.scheduling.fake_worker import EOS
+from callboard.tests.scheduling.fake_model import EOS
 from callboard.text import Tokenizer
 
 TOKEN_BYTES = (b"", b"a", b"b", b"c", b"ab", b"bc", b"\xc3", b"\xa9", b" ")
@@ -39,15 +41,32 @@ def text_of(token_ids: list[int]) -> str:
     return b"".join(TOKEN_BYTES[i] for i in token_ids).decode("utf-8", "replace")
 
 
-def true_answer(token_ids: list[int], reason: str, stops: tuple[str, ...]) -> tuple[list[int], str, str, str | None]:
-    """(ids, text, finish reason, stop string) of an answer, from its ids without stop strings: brute force."""
-    for count in range(1, len(token_ids) + 1):
-        text = text_of(token_ids[:count])
-        ends = {(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text}
+def num_certain_chars(token_ids: list[int]) -> int:
+    """Of what the ids spell, without a character that the next may complete."""
+    data = b"".join(TOKEN_BYTES[i] for i in token_ids)
+    return len(codecs.getincrementaldecoder("utf-8")("replace").decode(data))
+
+
+def true_answer(
+    token_ids: list[int], reason: str, stop_reason: int | None, sampling: SamplingParams
+) -> tuple[list[int], str, str, int | str | None]:
+    """(ids, text, finish reason, stop reason) of an answer, from how it ends without stop strings: brute force.
+
+    A token that stops the answer has no text; a stop string that ends within `min_tokens` tokens counts for nothing.
+    """
+    keeps_stop = sampling.include_stop_str_in_output
+    spelt = token_ids[:-1] if reason == "stop" and not keeps_stop else token_ids
+    passed_by = num_certain_chars(spelt[: sampling.min_tokens])
+    for count in range(sampling.min_tokens + 1, len(spelt) + 1):
+        text = text_of(spelt[:count])
+        ends: set[tuple[int, int, str]] = set()
+        for stop in sampling.stop:
+            start = text.find(stop, max(0, passed_by + 1 - len(stop)))
+            ends |= {(start + len(stop), -len(stop), stop)} if start >= 0 else set()
         if ends:
             end, _, stop = min(ends)
-            return token_ids[:count], text[: end - len(stop)], "stop", stop
-    return token_ids, text_of(token_ids), reason, None
+            return token_ids[:count], text[: end if keeps_stop else end - len(stop)], "stop", stop
+    return token_ids, text_of(spelt), reason, stop_reason
 
 
 class Threads:

@@ -8,12 +8,12 @@ from callboard.actors.frontend import Frontend, Stream
 from callboard.actors.frontend_api import Delta
 from callboard.errors import EngineFailure, RequestError
 from callboard.mailbox.messages.admission import Admit
-from callboard.mailbox.messages.requests import Finish
+from callboard.mailbox.messages.requests import Finish, PromptDetails
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.request import RequestKey
 from callboard.tests.actors.delivery_parts import TOKEN_BYTES, text_of, true_answer
-from callboard.tests.scheduling.fake_worker import truth
+from callboard.tests.scheduling.fake_model import prompt_entries, true_end
 
 
 class Answer:
@@ -23,7 +23,7 @@ class Answer:
         self.token_ids: list[int] = []
         self.text = ""
         self.finish: Finish | None = None
-        self.prompt_token_ids: list[int] | None = None
+        self.prompt: PromptDetails | None = None
 
 
 class Reader:
@@ -39,7 +39,7 @@ class Reader:
         returns_prompt: bool,
     ) -> None:
         self.frontend, self.stream, self.prompt, self.sampling = frontend, stream, prompt, sampling
-        self.returns_prompt = returns_prompt
+        self.returns_prompt = returns_prompt or sampling.prompt_logprobs is not None
         self.answers = [Answer() for _ in range(num_choices)]
         self.error: RequestError | None = None
         self.is_closed = False
@@ -95,8 +95,8 @@ class Reader:
         for token_id, entry in zip(delta.token_ids, delta.logprobs or (), strict=wanted):
             assert (entry.data, entry.logprob) == (TOKEN_BYTES[token_id] or b"<eos>", -token_id / 4)
         if delta.prompt is not None:
-            assert self.returns_prompt and answer.prompt_token_ids is None and not answer.token_ids
-            answer.prompt_token_ids = delta.prompt.token_ids
+            assert self.returns_prompt and answer.prompt is None and not answer.token_ids
+            answer.prompt = delta.prompt
         answer.token_ids += delta.token_ids
         answer.text += delta.text
         answer.finish = delta.finish
@@ -133,12 +133,30 @@ class Reader:
                 assert not is_waited_for or self.error is not None, f"{self.request_id} has no terminal event"
 
     def _check_so_far(self, answer: Answer, admit: Admit, limits: SchedulerLimits) -> None:
-        token_ids, text, _, _ = true_answer(*truth(admit, limits), self.sampling.stop)
+        token_ids, text, _, _ = true_answer(*true_end(admit, limits), self.sampling)
         assert answer.token_ids == token_ids[: len(answer.token_ids)]
         if answer.finish is None:
             assert answer.text == text[: len(answer.text)]
-            if self.returns_prompt and answer.token_ids:
-                assert answer.prompt_token_ids == admit.prompt_token_ids
+            if answer.token_ids:
+                self._check_prompt(answer, admit)
+
+    def _check_prompt(self, answer: Answer, admit: Admit) -> None:
+        """It has come, as it was asked for."""
+        assert (answer.prompt is not None) == self.returns_prompt
+        if answer.prompt is None:
+            return
+        assert answer.prompt.token_ids == admit.prompt_token_ids
+        wanted = self.sampling.prompt_logprobs
+        assert (answer.prompt.logprobs is not None) == (wanted is not None)
+        true_entries = prompt_entries(admit.prompt_token_ids, wanted or 0)
+        for entry, true_entry in zip(answer.prompt.logprobs or (), true_entries, strict=wanted is not None):
+            assert entry.data == (TOKEN_BYTES[true_entry.token_id] or b"<eos>")
+            assert (entry.logprob, entry.rank, entry.top_ids) == (
+                true_entry.logprob,
+                true_entry.rank,
+                true_entry.top_ids,
+            )
+            assert [logprob for _, _, logprob in entry.top] == true_entry.top_logprobs
 
     def _check_end(
         self,
@@ -162,6 +180,6 @@ class Reader:
             assert text_of(answer.token_ids).startswith(answer.text)
             return
         got = (answer.token_ids, answer.text, end.reason, end.stop_reason)
-        assert got == true_answer(*truth(admit, limits), self.sampling.stop)
+        assert got == true_answer(*true_end(admit, limits), self.sampling)
         assert end.usage.prompt_tokens == len(admit.prompt_token_ids)
-        assert answer.prompt_token_ids == (admit.prompt_token_ids if self.returns_prompt else None)
+        self._check_prompt(answer, admit)

@@ -7,7 +7,8 @@ from random import Random
 
 import msgspec
 
-from callboard.mailbox.messages.sampling import SamplingParams
+from callboard.mailbox.messages.sampling import RepetitionDetection, SamplingParams
+from callboard.scheduling.limits import PolicyName
 from callboard.tests.actors.delivery_checks import check_at_rest
 from callboard.tests.actors.delivery_world import TROUBLES, Act, World
 from callboard.tests.scheduling.fake_worker import make_limits
@@ -16,6 +17,7 @@ MAX_PROMPT = 16
 """Tokens; with as many more they fit the model's length: é is two of them."""
 MAX_OUTPUT = 16
 STOPS = ("a", "ab", "bca", "c ", "é", "bb")
+REPETITION = RepetitionDetection(max_pattern_size=2)
 _EAGERNESS = (1, 4, 16)
 
 
@@ -28,6 +30,7 @@ class Request(msgspec.Struct, frozen=True):
     num_choices: int = 1
     returns_prompt: bool = False
     raises_at: int | None = None
+    priority: int = 0
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -45,6 +48,7 @@ class Case(msgspec.Struct, frozen=True):
     num_deaths: int = 0
     num_stumbles: int = 0
     turns_by_itself: bool = False
+    policy: PolicyName = "fcfs"
 
 
 def run(case: Case) -> None:
@@ -61,6 +65,7 @@ async def _run(case: Case) -> None:
         max_model_len=MAX_PROMPT + MAX_OUTPUT,
         resume_grace_s=1e6,
         max_queued_requests=case.max_queued_requests,
+        policy=case.policy,
     )
     world = World(
         limits,
@@ -120,6 +125,7 @@ def random_case(seed: int) -> Case:
         num_deaths=random.choice((1, 1, 2, 3)),
         num_stumbles=random.choice((0, 0, 0, 2)),
         turns_by_itself=random.random() < 0.8,
+        policy=random.choice(("fcfs", "priority")),
     )
 
 
@@ -132,9 +138,15 @@ def _random_request(random: Random) -> Request:
             stop=tuple(random.sample(STOPS, random.choice((0, 1, 2)))),
             ignore_eos=random.random() < 0.5,
             logprobs=random.choice((None, None, 1)),
+            min_tokens=random.choice((0, 0, 0, 2, 5)),
+            stop_token_ids=random.choice(((), (), (4,), (0, 6))),
+            include_stop_str_in_output=random.random() < 0.3,
+            prompt_logprobs=random.choice((None, None, 2)),
+            repetition_detection=random.choice((None, None, REPETITION)),
         ),
         frontend=random.randrange(2),
         num_choices=random.choice((1, 1, 2)),
         returns_prompt=random.random() < 0.5,
         raises_at=random.choice((None,) * 15 + (2,)),
+        priority=random.choice((0, 0, 1)),
     )

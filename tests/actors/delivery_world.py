@@ -304,6 +304,7 @@ class World:
         num_choices: int = 1,
         returns_prompt: bool = False,
         raises_at: int | None = None,
+        priority: int = 0,
     ) -> None:
         """`raises_at`: each step raises that computes the position of this output token of choice 0."""
         name = self.frontends[frontend % len(self.frontends)]
@@ -313,7 +314,12 @@ class World:
         request_id = f"request-{len(self.readers)}"
         try:
             stream = actor.submit(
-                request_id, TextPrompt(prompt), sampling, returns_prompt=returns_prompt, num_choices=num_choices
+                request_id,
+                TextPrompt(prompt),
+                sampling,
+                returns_prompt=returns_prompt,
+                num_choices=num_choices,
+                priority=priority,
             )
         except Overloaded:
             self.num_refused_at_the_door += 1

@@ -166,7 +166,13 @@ def the_tokenizer_keeps_an_abort_to_itself(patch: pytest.MonkeyPatch) -> None:
 
 def a_tokenizer_that_lives_is_not_kept(patch: pytest.MonkeyPatch) -> None:
     """After the scheduler's death a request stays with its tokenizer, whose state of it would be left behind."""
-    patch.setattr(Frontend, "_next_tokenizer", lambda self, _: next(self._turn))
+    resume = Frontend._resume
+
+    def faulty(self: Frontend, stream: Stream) -> None:
+        stream.is_lost = True
+        resume(self, stream)
+
+    patch.setattr(Frontend, "_resume", faulty)
 
 
 def a_death_of_the_frontend_is_ignored(patch: pytest.MonkeyPatch) -> None:

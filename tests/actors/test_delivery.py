@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from callboard.errors import CallboardError
 from callboard.mailbox.messages.sampling import SamplingParams
-from callboard.tests.actors.delivery_runs import MAX_OUTPUT, MAX_PROMPT, STOPS, Case, Request, random_case, run
+from callboard.tests.actors.delivery_runs import (
+    MAX_OUTPUT,
+    MAX_PROMPT,
+    REPETITION,
+    STOPS,
+    Case,
+    Request,
+    random_case,
+    run,
+)
 from callboard.tests.actors.planted_faults import PLANTS, Plant
 
 SAMPLING = st.builds(
@@ -18,6 +27,11 @@ SAMPLING = st.builds(
     stop=st.lists(st.sampled_from(STOPS), max_size=2).map(tuple),
     ignore_eos=st.booleans(),
     logprobs=st.sampled_from([None, None, 1]),
+    min_tokens=st.sampled_from([0, 0, 2, 5]),
+    stop_token_ids=st.sampled_from([(), (), (4,), (0, 6)]),
+    include_stop_str_in_output=st.booleans(),
+    prompt_logprobs=st.sampled_from([None, None, 2]),
+    repetition_detection=st.sampled_from([None, None, REPETITION]),
 )
 REQUESTS = st.builds(
     Request,
@@ -27,6 +41,7 @@ REQUESTS = st.builds(
     num_choices=st.sampled_from([1, 1, 2]),
     returns_prompt=st.booleans(),
     raises_at=st.sampled_from([None] * 7 + [0, 3]),
+    priority=st.integers(-1, 1),
 )
 CASES = st.builds(
     Case,
@@ -41,6 +56,7 @@ CASES = st.builds(
     num_deaths=st.integers(0, 3),
     num_stumbles=st.sampled_from([0, 0, 2]),
     turns_by_itself=st.booleans(),
+    policy=st.sampled_from(["fcfs", "priority"]),
 )
 
 

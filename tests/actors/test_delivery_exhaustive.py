@@ -23,11 +23,14 @@ from callboard.tests.actors.delivery_parts import make_tokenizer, true_answer
 from callboard.tests.actors.delivery_runs import Request
 from callboard.tests.actors.delivery_world import TROUBLES, Act, World
 from callboard.tests.actors.planted_faults import a_death_of_the_frontend_is_ignored
-from callboard.tests.scheduling.fake_worker import make_admit, make_limits, truth
+from callboard.tests.scheduling.fake_model import true_end
+from callboard.tests.scheduling.fake_worker import make_admit, make_limits
 
 LENGTH = Request("ab", SamplingParams(seed=1, max_tokens=2))
 STOP = Request("c", SamplingParams(seed=1, max_tokens=3, stop=("bc",)))
 """Its stop string begins in one token, which is held back, and ends in the next."""
+PROMPT = Request("ca", SamplingParams(seed=1, max_tokens=2, min_tokens=1, prompt_logprobs=1))
+"""Its first delta carries the prompt's log-probabilities, which the scheduler does not keep."""
 ANSWERS = {LENGTH: ([1, 4], "aab", "length", None), STOP: ([2, 5], "b", "stop", "bc")}
 
 
@@ -120,7 +123,7 @@ def run(config: Config, max_states: int, capsys: pytest.CaptureFixture[str]) -> 
 def test_the_answers_are_what_the_configurations_need(request_: Request) -> None:
     prompt = make_tokenizer().encode(request_.prompt, add_special_tokens=True)
     admit = make_admit("any", prompt, max_tokens=request_.sampling.max_tokens)
-    assert true_answer(*truth(admit, limits()), request_.sampling.stop) == ANSWERS[request_]
+    assert true_answer(*true_end(admit, limits()), request_.sampling) == ANSWERS[request_]
 
 
 @pytest.mark.slow
@@ -130,13 +133,17 @@ def test_every_order_around_one_death(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [Config((STOP,), 1, 1), Config((LENGTH, STOP), 1, 0)], ids=str)
+@pytest.mark.parametrize("config", [Config((STOP,), 1, 1), Config((LENGTH, PROMPT), 1, 0)], ids=str)
 def test_some_orders_around_one_death(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     run(config, 500, capsys)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("config", [Config((LENGTH,), 1, 1), Config((STOP,), 1, 0)], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [Config((LENGTH,), 1, 1), Config((STOP,), 1, 0), Config((PROMPT,), 1, 0)],
+    ids=["length", "stop", "prompt"],
+)
 def test_every_order_around_one_death_and_an_abort(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(config, 1_000_000, capsys).is_complete
 

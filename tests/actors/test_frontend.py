@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import pytest
 
-from callboard.actors.faults import Faults
-from callboard.actors.frontend import Frontend
-from callboard.actors.frontend_api import Delta, Health
-from callboard.actors.sender import Sender
+from callboard.actors.frontend_api import Delta
 from callboard.actors.stream import Stream
 from callboard.errors import (
     EngineFailure,
@@ -23,86 +18,21 @@ from callboard.errors import (
     RequestError,
     Unavailable,
 )
-from callboard.mailbox import Inbox, LocalOutbox
 from callboard.mailbox.messages.requests import (
     Abort,
     Delivered,
     Finish,
-    FrontendToTokenizer,
     Generate,
     PromptDetails,
     Refused,
-    Resume,
-    TextDeltas,
-    TokenizerToFrontend,
-    TokenPrompt,
     TokenText,
     Usage,
 )
-from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.scheduling.statistics import SchedulerStatistics
 from callboard.shm_queue import mark_of
+from callboard.tests.actors.frontend_rig import FrontendRig
 
 END = Finish("stop", Usage(1, 3, 0))
-
-
-class Rig:
-    """A frontend with two tokenizers' inboxes; requests go to them in turn, the first to `tokenizer.0`."""
-
-    def __init__(self, capacity: int = 8, num_tokenizers: int = 1) -> None:
-        names = [f"tokenizer.{index}" for index in range(num_tokenizers)]
-        self.tokenizers: dict[str, Inbox[Any]] = {name: Inbox(FrontendToTokenizer, capacity, 1 << 20) for name in names}
-        self.faults = Faults()
-        self.statistics = SchedulerStatistics()
-        self.frontend = Frontend(
-            "frontend",
-            Inbox(TokenizerToFrontend, 8, 1 << 20),
-            {name: Sender(LocalOutbox(inbox), self.faults) for name, inbox in self.tokenizers.items()},
-            self.faults,
-            model_name="m",
-            max_model_len=100,
-            vocab_size=10,
-            max_live_requests=1000,
-            scheduler="scheduler",
-            read_health=lambda: Health(True, True, ""),
-            read_statistics=lambda: self.statistics,
-            read_startup=list,
-        )
-
-    @property
-    def tokenizer(self) -> Inbox[Any]:
-        return self.tokenizers["tokenizer.0"]
-
-    def submit(self, name: str = "r", num_choices: int = 1) -> Stream:
-        return self.frontend.submit(name, TokenPrompt([1]), SamplingParams(seed=1), num_choices=num_choices)
-
-    def deliver(
-        self,
-        position: int,
-        ids: list[int],
-        text: str,
-        finish: Finish | None = None,
-        name: str = "r",
-        attempt: int = 1,
-        choice: int = 0,
-        **more: Any,
-    ) -> None:
-        finishes = {} if finish is None else {0: finish}
-        self.frontend.handle(TextDeltas([name], [choice], [attempt], [position], [ids], [text], finishes, **more))
-
-    def die(self, *actors: str, suspects: Sequence[int] = (), has_served: bool = True) -> None:
-        for actor in actors:
-            self.frontend.gone(actor)
-        self.frontend.settled(actors, suspects, has_served=has_served)
-
-    def sent(self, tokenizer: int = 0) -> list[Any]:
-        return self.tokenizers[f"tokenizer.{tokenizer}"].receive_all_nowait()
-
-    def resumed(self, tokenizer: int = 0) -> Resume:
-        """The one message that went to a tokenizer, which is a Resume."""
-        (message,) = self.sent(tokenizer)
-        assert isinstance(message, Resume)
-        return message
 
 
 async def read(stream: Stream) -> list[Delta]:
@@ -110,7 +40,7 @@ async def read(stream: Stream) -> list[Delta]:
 
 
 async def test_unread_deltas_merge_and_the_stream_ends_behind_its_finish() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit()
     rig.deliver(0, [5], "a")
     rig.deliver(1, [6, 7], "bc")
@@ -125,7 +55,7 @@ async def test_unread_deltas_merge_and_the_stream_ends_behind_its_finish() -> No
 
 
 async def test_tokens_that_it_has_and_other_attempts_are_dropped_and_a_gap_is_a_fault() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit()
     rig.deliver(0, [5, 6], "ab")
     rig.deliver(0, [5, 6], "ab")
@@ -139,7 +69,7 @@ async def test_tokens_that_it_has_and_other_attempts_are_dropped_and_a_gap_is_a_
 
 
 async def test_nothing_comes_after_the_terminal_event() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit()
     rig.deliver(0, [5], "a", END)
     rig.deliver(1, [6], "b")
@@ -149,7 +79,7 @@ async def test_nothing_comes_after_the_terminal_event() -> None:
 
 
 async def test_a_refusal_is_raised_with_its_fields() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit()
     rig.frontend.handle(Refused("r", 0, 2, 400, "t", "of another attempt"))
     rig.frontend.handle(Refused("r", 0, 1, 429, "rate_limit_error", "full", "prompt", "queue_full", 7))
@@ -163,7 +93,7 @@ async def test_a_refusal_is_raised_with_its_fields() -> None:
 
 
 async def test_an_error_comes_behind_what_is_unread() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit()
     rig.deliver(0, [5], "a")
     rig.frontend.fail_all("the model fell over")
@@ -176,7 +106,7 @@ async def test_an_error_comes_behind_what_is_unread() -> None:
 
 @pytest.mark.parametrize("deltas_before", [0, 1])
 async def test_closing_aborts_once_and_frees_the_request(deltas_before: int) -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit()
     if deltas_before:
         rig.deliver(0, [5], "a")
@@ -189,7 +119,7 @@ async def test_closing_aborts_once_and_frees_the_request(deltas_before: int) -> 
 
 
 async def test_closing_ends_a_reader_that_waits() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit()
     reader = asyncio.ensure_future(anext(stream, None))
     await asyncio.sleep(0)
@@ -198,7 +128,7 @@ async def test_closing_ends_a_reader_that_waits() -> None:
 
 
 async def test_closing_behind_the_end_or_behind_the_frontend_sends_nothing() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     ended, live = rig.submit("ended"), rig.submit("live")
     rig.deliver(0, [5], "a", END, name="ended")
     ended.close()
@@ -209,7 +139,7 @@ async def test_closing_behind_the_end_or_behind_the_frontend_sends_nothing() -> 
 
 async def test_behind_a_full_mailbox_a_few_requests_wait_and_then_it_is_a_429() -> None:
     """A mailbox is full, too, between the death of its tokenizer and the word of it: what waits then is resumed."""
-    rig = Rig(capacity=1)
+    rig = FrontendRig(capacity=1)
     for index in range(1 + 64):
         rig.submit(str(index))
     with pytest.raises(Overloaded) as caught:
@@ -220,7 +150,7 @@ async def test_behind_a_full_mailbox_a_few_requests_wait_and_then_it_is_a_429() 
 
 
 async def test_requests_go_to_tokenizers_in_turn_past_one_that_is_full() -> None:
-    rig = Rig(capacity=2, num_tokenizers=2)
+    rig = FrontendRig(capacity=2, num_tokenizers=2)
     for index in range(4):
         rig.submit(str(index))
     assert [m.request_id for m in rig.sent(0)] == ["0", "2"] and [m.request_id for m in rig.sent(1)] == ["1", "3"]
@@ -232,7 +162,7 @@ async def test_requests_go_to_tokenizers_in_turn_past_one_that_is_full() -> None
 
 
 async def test_a_frontend_holds_so_many_requests_and_no_more() -> None:
-    rig = Rig(capacity=2000)
+    rig = FrontendRig(capacity=2000)
     for index in range(1000):
         rig.submit(str(index))
     with pytest.raises(Overloaded, match="holds 1,000 requests, as many as may") as caught:
@@ -242,11 +172,11 @@ async def test_a_frontend_holds_so_many_requests_and_no_more() -> None:
 
 async def test_more_choices_than_ever_fit_are_a_400() -> None:
     with pytest.raises(InvalidRequest, match=r"n is 1,001, and this engine holds 1,000 answers at once"):
-        Rig().submit("r", num_choices=1001)
+        FrontendRig().submit("r", num_choices=1001)
 
 
 async def test_a_drain_waits_for_the_live_and_refuses_the_new() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit()
     drain = asyncio.ensure_future(rig.frontend.drain(600))
     await asyncio.sleep(0)
@@ -260,7 +190,7 @@ async def test_a_drain_waits_for_the_live_and_refuses_the_new() -> None:
 
 
 async def test_a_second_drain_shortens_the_first() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit()
     first = asyncio.ensure_future(rig.frontend.drain(600))
     await asyncio.sleep(0)
@@ -274,7 +204,7 @@ async def test_a_second_drain_shortens_the_first() -> None:
 
 async def test_at_the_deadline_requests_are_aborted_and_then_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("callboard.actors.frontend._ABORT_GRACE_S", 0.01)
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit()
     await rig.frontend.drain(0)  # the tokenizer never answers
     assert [type(message) for message in rig.sent()] == [Generate, Abort]
@@ -287,7 +217,7 @@ async def test_at_the_deadline_requests_are_aborted_and_then_failed(monkeypatch:
 
 
 async def test_choices_merge_apart_and_the_stream_ends_with_the_last_of_them() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit(num_choices=2)
     assert rig.sent()[0].num_choices == 2
     rig.deliver(0, [5], "a", choice=1)
@@ -305,7 +235,7 @@ async def test_choices_merge_apart_and_the_stream_ends_with_the_last_of_them() -
 
 
 async def test_closing_some_choices_into_the_answer_aborts_once() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit(num_choices=3)
     rig.deliver(0, [5], "a", END, choice=1)
     stream.close()
@@ -315,7 +245,7 @@ async def test_closing_some_choices_into_the_answer_aborts_once() -> None:
 
 
 async def test_a_refusal_of_one_choice_ends_all_behind_what_is_unread() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit(num_choices=2)
     rig.deliver(0, [5], "a")
     rig.frontend.handle(Refused("r", 1, 1, 429, "rate_limit_error", "full"))
@@ -326,7 +256,7 @@ async def test_a_refusal_of_one_choice_ends_all_behind_what_is_unread() -> None:
 
 
 async def test_merging_leaves_the_messages_as_they_are() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit()
     entries = [[TokenText("a", b"a", -1.0, [])], [TokenText("b", b"b", -2.0, [])]]
     ids = [[5], [6]]
@@ -352,7 +282,7 @@ async def test_merging_leaves_the_messages_as_they_are() -> None:
 
 
 async def test_a_scheduler_that_died_is_survived_with_what_was_delivered() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit(num_choices=3)
     generate = rig.sent()[0]
     rig.deliver(0, [5, 6], "é")
@@ -380,7 +310,7 @@ async def test_a_scheduler_that_died_is_survived_with_what_was_delivered() -> No
 
 
 async def test_only_the_requests_of_a_dead_tokenizer_move_and_to_the_other() -> None:
-    rig = Rig(num_tokenizers=2)
+    rig = FrontendRig(num_tokenizers=2)
     for name in "abcd":
         rig.submit(name)
     rig.sent(0), rig.sent(1)
@@ -399,7 +329,7 @@ async def test_only_the_requests_of_a_dead_tokenizer_move_and_to_the_other() -> 
 
 
 async def test_a_lost_request_waits_for_its_own_death_to_settle() -> None:
-    rig = Rig(num_tokenizers=2)
+    rig = FrontendRig(num_tokenizers=2)
     rig.submit()
     rig.sent()
     rig.frontend.gone("tokenizer.0")
@@ -411,7 +341,7 @@ async def test_a_lost_request_waits_for_its_own_death_to_settle() -> None:
 
 
 async def test_a_tokenizer_that_lives_keeps_its_requests_when_the_scheduler_dies() -> None:
-    rig = Rig(num_tokenizers=2)
+    rig = FrontendRig(num_tokenizers=2)
     rig.submit()
     rig.die("tokenizer.0")
     assert rig.resumed(1).generate.attempt == 2
@@ -420,7 +350,7 @@ async def test_a_tokenizer_that_lives_keeps_its_requests_when_the_scheduler_dies
 
 
 async def test_a_tokenizer_that_dies_with_the_scheduler_is_one_resume() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     rig.submit()
     rig.sent()
     rig.die("scheduler", "tokenizer.0")
@@ -428,7 +358,7 @@ async def test_a_tokenizer_that_dies_with_the_scheduler_is_one_resume() -> None:
 
 
 async def test_the_third_resume_without_a_token_ends_the_request() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream, other = rig.submit(num_choices=2), rig.submit("other")
     rig.sent()
     for attempt in (2, 3):
@@ -453,7 +383,7 @@ async def test_the_third_resume_without_a_token_ends_the_request() -> None:
 
 
 async def test_a_tokenizers_death_counts_for_the_request_that_it_had_in_hand() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream, other = rig.submit(), rig.submit("other")
     rig.sent()
     for attempt in (2, 3):
@@ -470,7 +400,7 @@ async def test_a_tokenizers_death_counts_for_the_request_that_it_had_in_hand() -
 
 
 async def test_the_death_of_a_scheduler_that_was_never_ready_counts_for_nobody() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit()
     rig.sent()
     for attempt in range(2, 10):
@@ -480,7 +410,7 @@ async def test_the_death_of_a_scheduler_that_was_never_ready_counts_for_nobody()
 
 
 async def test_a_closed_stream_is_not_resumed_and_its_abort_goes_to_the_successor() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit()
     rig.sent()
     rig.frontend.gone("tokenizer.0")
@@ -490,7 +420,7 @@ async def test_a_closed_stream_is_not_resumed_and_its_abort_goes_to_the_successo
 
 
 async def test_a_drained_request_ends_at_a_death_instead_of_being_resumed() -> None:
-    rig = Rig()
+    rig = FrontendRig()
     stream = rig.submit(num_choices=2)
     rig.deliver(0, [5, 6], "ab", choice=1)
     drain = asyncio.ensure_future(rig.frontend.drain(0))
@@ -515,7 +445,7 @@ async def test_a_drained_request_ends_at_a_death_instead_of_being_resumed() -> N
 async def test_a_queue_that_the_page_shows_full_is_a_429_at_once(
     room: int, num_blocks: int, num_choices: int, is_taken: bool
 ) -> None:
-    rig = Rig()
+    rig = FrontendRig()
     rig.statistics = SchedulerStatistics(num_blocks=num_blocks, num_queued_room=room, retry_after_s=17)
     if is_taken:
         rig.submit(num_choices=num_choices)
@@ -534,7 +464,7 @@ async def test_a_queue_that_the_page_shows_full_is_a_429_at_once(
 async def test_a_429_without_a_time_gets_the_measured_one(
     status: int, said: int | None, measured: int, expected: int | None
 ) -> None:
-    rig = Rig()
+    rig = FrontendRig()
     rig.statistics = SchedulerStatistics(retry_after_s=measured)
     stream = rig.submit()
     rig.frontend.handle(Refused("r", 0, 1, status, "t", "full", retry_after_s=said))

@@ -22,7 +22,8 @@ from callboard.scheduling.statistics import SchedulerStatistics
 from callboard.shm_queue import Phase
 from callboard.shm_queue.progress import LINE_WORDS, ProgressLine
 from callboard.tests.actors.delivery_worker import CallBoard, ResultBoard
-from callboard.tests.scheduling.fake_worker import FakeWorker, make_admit, make_limits, truth
+from callboard.tests.scheduling.fake_model import truth
+from callboard.tests.scheduling.fake_worker import FakeWorker, make_admit, make_limits
 
 
 class Rig:

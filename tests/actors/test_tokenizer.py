@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 
-from callboard.actors.faults import Faults
-from callboard.actors.sender import Sender
-from callboard.actors.tokenizer import TokenizerActor, TokenizerInbound
 from callboard.errors import ProtocolViolation
-from callboard.mailbox import Inbox, LocalOutbox
-from callboard.mailbox.messages.admission import Admit, Stop, TokenDeltas, TokenizerToScheduler
+from callboard.mailbox.messages.admission import Admit, Stop, TokenDeltas
 from callboard.mailbox.messages.requests import (
     Abort,
     ChatMessage,
     ChatPrompt,
     Delivered,
     Finish,
-    Generate,
     Prompt,
     Refused,
-    Resume,
     TextPrompt,
-    TokenizerToFrontend,
     TokenLogprobs,
     TokenPrompt,
     Usage,
 )
 from callboard.mailbox.messages.sampling import SamplingParams
-from callboard.shm_queue.progress import LINE_WORDS, ProgressLine, mark_of
-from callboard.tests.actors.delivery_parts import Threads, make_tokenizer
+from callboard.shm_queue.progress import mark_of
+from callboard.tests.actors.tokenizer_rig import TokenizerRig
 from callboard.text import ChatTemplate
 
 LENGTH = Finish("length", Usage(2, 9, 0))
@@ -43,83 +33,8 @@ def prompts_of(deltas):
     return {row: prompt.token_ids for row, prompt in deltas.prompts.items()}
 
 
-class Rig:
-    """One tokenizer actor; `threads` encode when they are told to."""
-
-    def __init__(self, max_encodings: int = 2, capacity: int = 8) -> None:
-        self.to_scheduler: Inbox[Any] = Inbox(TokenizerToScheduler, capacity, 1 << 20)
-        self.to_frontend: Inbox[Any] = Inbox(TokenizerToFrontend, capacity, 1 << 20)
-        self.faults = Faults()
-        self.line = ProgressLine(np.zeros(LINE_WORDS, np.uint64))
-        self.actor = TokenizerActor(
-            "tokenizer",
-            Inbox(TokenizerInbound, 8, 1 << 20),
-            make_tokenizer(),
-            {"scheduler": Sender(LocalOutbox(self.to_scheduler), self.faults)},
-            {"frontend": Sender(LocalOutbox(self.to_frontend), self.faults)},
-            self.line,
-            self.faults,
-            max_model_len=10,
-            max_encodings=max_encodings,
-            eos_token_ids=(0,),
-        )
-        self.actor._threads.shutdown()
-        self.threads = Threads()
-        self.actor._threads = self.threads  # type: ignore[assignment]
-
-    def generate(
-        self, name: str = "r", prompt: Prompt | None = None, num_choices: int = 1, **sampling: Any
-    ) -> Generate:
-        message = self.request(name, prompt, num_choices, **sampling)
-        self.actor.handle(message)
-        return message
-
-    def request(self, name: str = "r", prompt: Prompt | None = None, num_choices: int = 1, **sampling: Any) -> Generate:
-        params = SamplingParams(**({"seed": 1} | sampling))
-        return Generate(
-            name, 1, "frontend", "tokenizer", "scheduler", prompt or TokenPrompt([1, 2]), params, 7, "salt",
-            sampling.get("logprobs") is not None, num_choices,
-        )  # fmt: skip
-
-    def resume(self, generate: Generate, attempt: int, *delivered: Delivered) -> None:
-        self.actor.handle(Resume(msgspec.structs.replace(generate, attempt=attempt), list(delivered)))
-
-    async def encode(self) -> None:
-        """Encode everything, and let the actor's tasks go on."""
-        while not self.threads.waiting and self.faults._tasks:
-            await asyncio.sleep(0)
-        while self.threads.waiting:
-            self.threads.run_one(0)
-        while self.faults._tasks:
-            await asyncio.sleep(0)
-
-    def tokens(
-        self,
-        position: int,
-        ids: list[int],
-        finish: Finish | None = None,
-        attempt: int = 1,
-        choice: int = 0,
-        **more: Any,
-    ) -> None:
-        finishes = {} if finish is None else {0: finish}
-        self.actor.handle(TokenDeltas(["r"], [choice], [attempt], [position], [ids], [0], finishes, **more))
-
-    def answer(self) -> Any:
-        """The next message to the frontend."""
-        self.actor.flush()
-        return self.to_frontend.receive_nowait()
-
-    def sent(self) -> list[Any]:
-        return self.to_scheduler.receive_all_nowait()
-
-    def holds_nothing(self) -> bool:
-        actor = self.actor
-        return not actor._states and not actor._encoding and not actor._unsent.frontends()
-
-
 async def test_a_request_is_admitted_with_its_ids_and_a_final_max_tokens() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate(prompt=TextPrompt("ab c"))
     await rig.encode()
     assert rig.sent() == [
@@ -141,7 +56,7 @@ async def test_a_request_is_admitted_with_its_ids_and_a_final_max_tokens() -> No
 async def test_a_prompt_that_cannot_be_served_is_a_400_with_its_numbers(
     prompt: Prompt, max_tokens: int, numbers: list[str], param: str
 ) -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate(prompt=prompt, max_tokens=max_tokens)
     await rig.encode()
     refused = rig.answer()
@@ -151,14 +66,14 @@ async def test_a_prompt_that_cannot_be_served_is_a_400_with_its_numbers(
 
 
 async def test_the_longest_that_fits_is_taken() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate(prompt=TokenPrompt([1] * 4), max_tokens=6)
     await rig.encode()
     assert rig.sent()[0].sampling.max_tokens == 6
 
 
 async def test_what_encoding_raises_ends_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     encode = rig.actor._tokenizer.encode
 
     def faulty(text: str, add_special_tokens: bool) -> list[int]:
@@ -176,10 +91,10 @@ async def test_what_encoding_raises_ends_that_request_alone(monkeypatch: pytest.
     assert await rig.faults.run(asyncio.sleep(0, "alive")) == "alive"
 
 
-async def test_a_template_that_fails_is_a_400_of_that_request_alone() -> None:
-    rig = Rig()
+async def test_a_template_that_fails_is_a_400_of_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = TokenizerRig()
     source = "{{ raise_exception('no system role') if messages[0].role == 'system' else messages[0].content }}"
-    rig.actor._tokenizer.chat_template = ChatTemplate(source, {})
+    monkeypatch.setattr(rig.actor._tokenizer, "chat_template", ChatTemplate(source, {}))
     rig.generate("bad", ChatPrompt((ChatMessage("system", "a"),)))
     rig.generate("good", ChatPrompt((ChatMessage("user", "ab"),)))
     await rig.encode()
@@ -189,13 +104,13 @@ async def test_a_template_that_fails_is_a_400_of_that_request_alone() -> None:
 
 
 async def test_an_empty_stop_string_is_refused_and_not_lost() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate(stop=("a", ""))
     assert (rig.answer().param, rig.holds_nothing()) == ("stop", True)
 
 
 async def test_more_prompts_than_may_wait_are_a_429() -> None:
-    rig = Rig(max_encodings=2)
+    rig = TokenizerRig(max_encodings=2)
     for name in "abc":
         rig.generate(name)
     refused = rig.answer()
@@ -207,7 +122,7 @@ async def test_more_prompts_than_may_wait_are_a_429() -> None:
 async def test_prompts_of_aborted_requests_count_until_the_thread_has_passed_them_and_are_not_encoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rig = Rig(max_encodings=2)
+    rig = TokenizerRig(max_encodings=2)
     encoded: list[str] = []
     monkeypatch.setattr(rig.actor._tokenizer, "encode", lambda text, add_special_tokens: encoded.append(text) or [1])
     for name in "ab":
@@ -225,7 +140,7 @@ async def test_prompts_of_aborted_requests_count_until_the_thread_has_passed_the
 
 
 async def test_an_abort_during_encoding_cancels_the_admission_and_still_ends_the_request() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate(stop=("ab",))
     rig.actor.handle(Abort("r", 1, "gone"))
     await rig.encode()
@@ -235,7 +150,7 @@ async def test_an_abort_during_encoding_cancels_the_admission_and_still_ends_the
 
 
 async def test_an_abort_of_an_older_attempt_ends_nothing_but_goes_on() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate()
     await rig.encode()
     rig.actor.handle(Abort("r", 0, "old"))
@@ -245,7 +160,7 @@ async def test_an_abort_of_an_older_attempt_ends_nothing_but_goes_on() -> None:
 
 
 async def test_an_abort_gives_the_text_that_was_held_back() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate(stop=("abc",))
     await rig.encode()
     rig.tokens(0, [3, 4])
@@ -257,7 +172,7 @@ async def test_an_abort_gives_the_text_that_was_held_back() -> None:
 
 
 async def test_a_stop_string_across_deltas_cuts_ids_text_usage_and_logprobs() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate(stop=("bca",), logprobs=0)
     await rig.encode()
     rows = lambda ids: {0: [TokenLogprobs(i, -i / 4, [], []) for i in ids]}  # noqa: E731
@@ -276,7 +191,7 @@ async def test_a_stop_string_across_deltas_cuts_ids_text_usage_and_logprobs() ->
 
 
 async def test_the_schedulers_own_end_is_passed_on_and_needs_no_stop() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate(stop=("bb",))
     await rig.encode()
     rig.tokens(0, [1, 2, 6], LENGTH)  # half a character at the end
@@ -286,7 +201,7 @@ async def test_the_schedulers_own_end_is_passed_on_and_needs_no_stop() -> None:
 
 
 async def test_tokens_it_has_are_dropped_and_a_gap_is_a_fault() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate()
     await rig.encode()
     rig.tokens(0, [1, 2])
@@ -299,7 +214,7 @@ async def test_tokens_it_has_are_dropped_and_a_gap_is_a_fault() -> None:
 
 
 async def test_a_refusal_of_the_scheduler_is_passed_on_once() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate()
     await rig.encode()
     refused = Refused("r", 0, 1, 429, "rate_limit_error", "full")
@@ -309,7 +224,7 @@ async def test_a_refusal_of_the_scheduler_is_passed_on_once() -> None:
 
 
 async def test_rows_for_a_full_frontend_merge_and_come_when_there_is_room() -> None:
-    rig = Rig(capacity=1)
+    rig = TokenizerRig(capacity=1)
     rig.generate()
     await rig.encode()
     for position, token_id in enumerate([1, 2, 3, 1]):
@@ -320,7 +235,7 @@ async def test_rows_for_a_full_frontend_merge_and_come_when_there_is_room() -> N
 
 
 async def test_closing_during_an_encoding_leaves_no_task() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate()
     rig.actor.close()
     await rig.faults.wait_cancelled()
@@ -331,7 +246,7 @@ async def test_closing_during_an_encoding_leaves_no_task() -> None:
 
 
 async def test_choices_are_admitted_one_by_one_after_one_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     encoded: list[str] = []
     monkeypatch.setattr(rig.actor._tokenizer, "encode", lambda text, add_special_tokens: encoded.append(text) or [4])
     rig.generate(prompt=TextPrompt("ab"), num_choices=3, max_tokens=9, logprobs=0)
@@ -354,7 +269,7 @@ async def test_choices_are_admitted_one_by_one_after_one_encoding(monkeypatch: p
 
 
 async def test_a_choice_that_is_refused_takes_the_others_with_it() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate(num_choices=3)
     await rig.encode()
     rig.sent()
@@ -370,7 +285,7 @@ async def test_a_choice_that_is_refused_takes_the_others_with_it() -> None:
 
 
 async def test_a_resumed_request_goes_on_from_what_was_delivered() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     generate = rig.request(num_choices=3, stop=("bca",), logprobs=0)
     rig.resume(generate, 2, Delivered(0, [3, 4], 2), Delivered(2, [6], 0))  # "c a" of "cab"; half an é
     await rig.encode()
@@ -392,7 +307,7 @@ async def test_a_resumed_request_goes_on_from_what_was_delivered() -> None:
 
 
 async def test_text_that_was_owed_comes_with_the_next_token_and_the_prompt_with_the_first() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     generate = rig.request(num_choices=2, logprobs=0)
     rig.resume(generate, 2, Delivered(0, [1, 2, 3], 1), Delivered(1, [], 0))
     await rig.encode()
@@ -404,7 +319,7 @@ async def test_text_that_was_owed_comes_with_the_next_token_and_the_prompt_with_
 
 @pytest.mark.parametrize("is_encoded", [False, True])
 async def test_a_resume_replaces_the_attempt_before_it_and_is_never_refused_for_room(is_encoded: bool) -> None:
-    rig = Rig(max_encodings=1)
+    rig = TokenizerRig(max_encodings=1)
     generate = rig.generate()
     if is_encoded:
         await rig.encode()
@@ -423,7 +338,7 @@ async def test_a_resume_replaces_the_attempt_before_it_and_is_never_refused_for_
 
 @pytest.mark.parametrize("is_encoded", [False, True])
 async def test_an_abort_of_a_resumed_request_gives_what_was_held_back_at_its_place(is_encoded: bool) -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.resume(rig.request(stop=("abc",), num_choices=2), 2, Delivered(1, [3, 4], 1))
     if is_encoded:
         await rig.encode()
@@ -436,7 +351,7 @@ async def test_an_abort_of_a_resumed_request_gives_what_was_held_back_at_its_pla
 
 
 async def test_an_abort_while_a_resumed_request_is_encoded_leaves_nothing_of_any_attempt() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     generate = rig.generate(num_choices=2)
     await rig.encode()
     rig.tokens(0, [1])
@@ -451,7 +366,7 @@ async def test_an_abort_while_a_resumed_request_is_encoded_leaves_nothing_of_any
 
 @pytest.mark.parametrize("delivered", [Delivered(0, [1, 2], 3), Delivered(0, [1, 2, 3], 1)])
 async def test_a_resume_that_cannot_be_right_ends_that_request_alone(delivered: Delivered) -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.resume(rig.request(stop=("bc",)), 2, delivered)  # two ids spell two characters; or "bc" is there
     await rig.encode()
     refused = rig.answer()
@@ -463,7 +378,7 @@ async def test_a_resume_that_cannot_be_right_ends_that_request_alone(delivered: 
 
 
 async def test_the_requests_of_a_frontend_that_died_end() -> None:
-    rig = Rig(max_encodings=4)
+    rig = TokenizerRig(max_encodings=4)
     rig.generate("admitted", num_choices=2)
     await rig.encode()
     rig.sent()
@@ -477,7 +392,7 @@ async def test_the_requests_of_a_frontend_that_died_end() -> None:
 
 
 async def test_a_scheduler_that_died_leaves_states_and_unsent_rows() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate()
     await rig.encode()
     rig.tokens(0, [1])
@@ -490,7 +405,7 @@ async def test_a_scheduler_that_died_leaves_states_and_unsent_rows() -> None:
 
 @pytest.mark.parametrize("broken", ["joined_bytes", "token_text", "stops"])
 async def test_what_a_row_raises_ends_that_request_alone(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate("r", num_choices=2, logprobs=0, stop=("zz",))
     rig.generate("good", logprobs=0, stop=("zz",))
     await rig.encode()
@@ -534,7 +449,7 @@ async def test_what_a_row_raises_ends_that_request_alone(broken: str, monkeypatc
 
 
 async def test_an_abort_whose_text_cannot_be_made_is_an_error_of_that_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.resume(rig.request(), 2, Delivered(0, [1], 9))  # one id has no nine characters
     rig.actor.handle(Abort("r", 2, "gone"))
     deltas = rig.answer()
@@ -543,7 +458,7 @@ async def test_an_abort_whose_text_cannot_be_made_is_an_error_of_that_request(mo
 
 
 async def test_unsent_rows_do_not_change_the_lists_that_they_came_in() -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     rig.generate(logprobs=0)
     await rig.encode()
     ids = [[1], [2]]
@@ -554,11 +469,11 @@ async def test_unsent_rows_do_not_change_the_lists_that_they_came_in() -> None:
 
 
 async def test_the_progress_line_names_the_request_whose_prompt_is_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig()
+    rig = TokenizerRig()
     seen = []
     monkeypatch.setattr(rig.actor._encoder, "encode", lambda generate: seen.append(rig.line.working_on))
     rig.generate("r")
-    with pytest.raises(TypeError):  # what the planted encoder gives is no answer
+    with pytest.raises(AttributeError):  # what the planted encoder gives is no prompt
         rig.actor._prepare(rig.actor._encoding["r"])
     assert seen == [mark_of("r")] and rig.line.working_on == 0
     rig.actor.close()

@@ -14,8 +14,19 @@ from fake_frontend import MODEL, delta, finish
 
 import callboard
 from callboard.actors.frontend_api import Health
-from callboard.client import AsyncClient
-from callboard.errors import EngineFailure, InvalidRequest, Overloaded, RequestError, Unavailable, UnknownModel
+from callboard.client import AsyncClient, Timeouts
+from callboard.errors import (
+    EngineFailure,
+    InvalidRequest,
+    NotSupportedYet,
+    Overloaded,
+    RequestAtFault,
+    RequestError,
+    TimeLimitExceeded,
+    Unauthorized,
+    Unavailable,
+    UnknownModel,
+)
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -93,6 +104,8 @@ async def test_the_base_url_may_end_in_v1(serve):
         Overloaded("full", retry_after_s=7),
         Unavailable("draining", retry_after_s=2),
         EngineFailure("the scheduler died"),
+        RequestAtFault("it kills workers"),
+        NotSupportedYet("best_of=2", param="best_of"),
     ],
 )
 async def test_refusals(client, frontend, error):
@@ -270,9 +283,10 @@ async def test_a_stream_that_is_cut_is_a_failure(raw_server, body, is_cut):
 
 async def test_a_server_that_says_nothing(serve, frontend):
     frontend.script = lambda stream: stream.push(delta("a", [1]))
-    async with AsyncClient(await serve(), timeout_s=0.1) as client:
-        with pytest.raises(EngineFailure, match=r"nothing for 0\.1 s"):
+    async with AsyncClient(await serve(), timeouts=Timeouts(chunk_s=0.1)) as client:
+        with pytest.raises(TimeLimitExceeded, match=r"nothing for 0\.1 s") as raised:
             [delta async for delta in client.complete("x")]
+    assert raised.value.limit == "chunk_s"
     await frontend.streams[0].closed.wait()
 
 
@@ -283,9 +297,9 @@ async def test_api_keys(serve, tmp_path):
     async with AsyncClient(url, api_key="secret") as client:
         assert [delta.finish_reason async for delta in client.chat(MESSAGES)][-1] == "stop"
     async with AsyncClient(url) as client:
-        with pytest.raises(RequestError) as raised:
+        with pytest.raises(Unauthorized) as raised:
             await anext(client.chat(MESSAGES))
-        assert raised.value.status == 401
+        assert (raised.value.status, raised.value.code) == (401, "invalid_api_key")
 
 
 async def test_two_hundred_at_once(client, frontend):

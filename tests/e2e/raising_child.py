@@ -63,10 +63,10 @@ def plant_in_text() -> None:
             fail("stop strings")
         return stop_push(self, text)
 
-    def faulty_render(self: Any, messages: Any) -> str:
+    def faulty_render(self: Any, messages: Any, *options: Any, **named: Any) -> str:
         if "planted in template" in (messages[0].content or ""):
             fail("template")
-        return render(self, messages)
+        return render(self, messages, *options, **named)
 
     PromptEncoder.encode = faulty_encode  # type: ignore[method-assign]
     TextState.push = faulty_push  # type: ignore[method-assign]

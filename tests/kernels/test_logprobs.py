@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from callboard.kernels.logprobs import gather_logprobs
+from callboard.kernels.logprobs import gather_logprobs, token_ranks
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 1023, 4096])
@@ -28,3 +28,12 @@ def test_equal_to_float64(vocab_size, num_top):
 def test_impossible_token_has_minus_infinity():
     logits = torch.tensor([[0.0, -torch.inf]])
     assert gather_logprobs(logits, torch.tensor([1]), 2)[0].tolist() == [-np.inf]
+
+
+def test_ranks_are_1_and_the_number_of_tokens_above():
+    logits = np.random.default_rng(0).integers(-3, 4, (7, 50)).astype(np.float32)  # with ties
+    logits[3, 5] = -np.inf
+    token_ids = np.array([0, 3, 9, 5, 49, 20, 31])
+    expected = [1 + (row > row[token]).sum() for row, token in zip(logits, token_ids, strict=True)]
+    assert token_ranks(torch.from_numpy(logits), torch.from_numpy(token_ids)).tolist() == expected
+    assert token_ranks(torch.from_numpy(logits), torch.from_numpy(logits.argmax(1))).tolist() == [1] * 7

@@ -85,6 +85,14 @@ def test_single_tokens_equal_rows_bit_for_bit(rows, tokens):
     assert torch.equal(alone[0], grid[0])
 
 
+def test_more_single_tokens_than_are_handled_at_once_equal_a_row():
+    ids = torch.arange(40_000).flip(0)
+    seeds, indexes, choices = (column(value).expand(40_000) for value in (99, 3, 1))
+    row = gumbel_rows(column(99), column(3), column(1), 40_000)[0]
+    assert torch.equal(gumbel_tokens(seeds, indexes, choices, ids), row.flip(0))
+    assert gumbel_tokens(seeds[:0], indexes[:0], choices[:0], ids[:0]).shape == (0,)
+
+
 def test_extreme_words_give_finite_noise():
     noise = gumbel((column(0, 1, 2**32 - 1, 2**32 - 128, 2**32 - 129, 2**31),))[:, 0]
     assert torch.isfinite(noise).all()

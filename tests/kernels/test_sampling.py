@@ -98,6 +98,23 @@ def test_same_token_in_any_batch(vocab_size):
         assert int(sample(logits[alone], batch.take(alone))[0]) == int(together[i])
 
 
+@pytest.mark.parametrize("piece", [1, 2 * 1023, 5 * 1023])
+def test_pieces_do_not_change_the_tokens(piece, monkeypatch):
+    """Rows whose filters keep every token, few tokens or are not there, so that what is kept fills pieces unevenly."""
+    rng = np.random.default_rng(8)
+    n = 40
+    logits = torch.from_numpy(rng.normal(0, 2, (n, 1023)).astype(np.float32))
+    batch = make_batch(
+        n,
+        temperature=rng.choice([0.0, 0.7, 1.0], n, p=[0.2, 0.4, 0.4]),
+        top_k=rng.choice([0, 5, 1000], n),
+        min_p=rng.choice([0.0, 1e-30, 0.1], n),
+    )
+    whole = sample(logits, batch)
+    monkeypatch.setattr("callboard.kernels.sampling.PIECE_LOGITS", piece)
+    assert torch.equal(sample(logits, batch), whole)
+
+
 def test_filters_do_not_move_the_noise():
     """A filter that keeps everything gives the same sample as no filter, though the noise is made another way."""
     n = 200

@@ -1,4 +1,4 @@
-"""A worker, a client and a tokenizer made of plain values, which check everything that the scheduler sends them.
+"""A worker made of plain values, which checks everything that the scheduler sends it.
 
 The fake model's next token is a function of all tokens before it, so a wrong token, a wrong order or a K/V read from
 the wrong block changes the text. K/V of a position is the hash of the tokens up to it (and of the cache salt, which
@@ -7,24 +7,25 @@ must never be shared): each read of a row is compared with what that row's own t
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Container
 
 import msgspec
 import numpy as np
 
-from callboard.mailbox.messages.admission import Admit, TokenDeltas
-from callboard.mailbox.messages.requests import Finish
+from callboard.mailbox.messages.admission import Admit
+from callboard.mailbox.messages.requests import TokenLogprobs
 from callboard.mailbox.messages.sampling import SamplingParams
-from callboard.mailbox.messages.steps import StepOutcome, StepPlan, StepResult
-from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
+from callboard.mailbox.messages.steps import NewRow, PromptLogprobs, StepOutcome, StepPlan, StepResult
 from callboard.scheduling.limits import SchedulerLimits
-from callboard.scheduling.scheduler import Scheduler
-from callboard.topology.boards import plan_bytes
+from callboard.tests.scheduling.fake_model import (
+    EOS,
+    VOCAB,
+    contents,
+    next_token,
+    prompt_entries,
+)
+from callboard.topology.boards import TOKENS_PER_SAMPLING_ENTRY, plan_bytes
 from callboard.topology.schema import KVCacheSection, ModelSection, SchedulerSection, Topology
-
-EOS = 0
-VOCAB = 9
 
 Key = tuple[str, int]
 """(request_id, choice)"""
@@ -64,8 +65,8 @@ def board_bytes(limits: SchedulerLimits) -> int:
 
 def make_admit(request_id: str, prompt: list[int], **changes: object) -> Admit:
     """An Admit; sampling parameters among the changes go where they belong."""
-    names = ("seed", "max_tokens", "ignore_eos", "logprobs", "stop")
-    sampling = {"seed": 1, "max_tokens": 10} | {name: changes.pop(name) for name in names if name in changes}
+    names = [name for name in SamplingParams.__struct_fields__ if name in changes]
+    sampling = {"seed": 1, "max_tokens": 10} | {name: changes.pop(name) for name in names}
     fields: dict[str, object] = dict(
         request_id=request_id,
         choice=0,
@@ -79,35 +80,19 @@ def make_admit(request_id: str, prompt: list[int], **changes: object) -> Admit:
     return Admit(**(fields | changes))  # type: ignore[arg-type]
 
 
-def contents(token_ids: list[int], salt: str) -> list[int]:
-    """K/V of each position."""
-    state = hash(tuple(salt.encode()))
-    return [state := hash((state, token_id)) for token_id in token_ids]
-
-
-def next_token(token_ids: list[int], choice: int) -> int:
-    """What the fake model samples after `token_ids`; EOS about every ninth time."""
-    return contents([*token_ids, choice], "")[-1] // 7 % VOCAB
-
-
-def truth(admit: Admit, limits: SchedulerLimits) -> tuple[list[int], str]:
-    """Output ids and finish reason of a request, computed with no scheduler at all."""
-    known = list(admit.prompt_token_ids)
-    pool_tokens = limits.num_blocks * limits.block_size + 1
-    while True:
-        num_output = len(known) - len(admit.prompt_token_ids)
-        if len(known) >= min(limits.max_model_len, pool_tokens) or num_output == admit.sampling.max_tokens:
-            return known[len(admit.prompt_token_ids) :], "length"
-        known.append(next_token(known, admit.choice))
-        if known[-1] == EOS and not admit.sampling.ignore_eos:
-            return known[len(admit.prompt_token_ids) :], "stop"
-
-
 class Row:
     """A row of the persistent batch."""
 
-    def __init__(self, run: int, choice: int, token_ids: list[int], block_ids: list[int]) -> None:
-        self.run, self.choice, self.token_ids, self.block_ids = run, choice, token_ids, block_ids
+    def __init__(self, new: NewRow) -> None:
+        self.run, self.choice, self.sampling = new.run, new.choice, new.sampling
+        self.num_prompt_tokens = new.num_prompt_tokens
+        self.token_ids, self.block_ids = ints(new.token_ids), ints(new.block_ids)
+
+    @property
+    def forbidden(self) -> tuple[int, ...]:
+        """Tokens that may not be sampled next."""
+        is_early = len(self.token_ids) - self.num_prompt_tokens < self.sampling.min_tokens
+        return self.sampling.stop_token_ids if is_early else ()
 
 
 class FakeWorker:
@@ -180,10 +165,12 @@ class FakeWorker:
             token_ids = ints(new.token_ids)
             assert new.num_prompt_tokens == len(admit.prompt_token_ids)
             assert token_ids[: new.num_prompt_tokens] == list(admit.prompt_token_ids)
-            assert new.sampling == msgspec.structs.replace(admit.sampling, stop=())
-            self.rows[new.row] = Row(new.run, new.choice, token_ids, ints(new.block_ids))
+            assert new.sampling == true_row_sampling(admit, len(token_ids) > new.num_prompt_tokens)
+            self.rows[new.row] = Row(new)
             self.keys[new.run] = key
-        known = [len(new.token_ids) // 4 for new in plan.new_rows]
+        known = [
+            len(new.token_ids) // 4 + TOKENS_PER_SAMPLING_ENTRY * new.sampling.num_entries for new in plan.new_rows
+        ]
         assert len(known) <= 1 or sum(known) <= self.limits.plan_tokens, "too many known tokens travel in one plan"
         for row, block in zip(ints(plan.block_rows), ints(plan.block_ids), strict=True):
             self.rows[row].block_ids.append(block)
@@ -242,7 +229,7 @@ class FakeWorker:
             assert position < self.limits.max_total_tokens, "sampled past the model's length"
             assert admit.sampling.max_tokens is not None
             assert position - len(admit.prompt_token_ids) < admit.sampling.max_tokens, "sampled past max_tokens"
-            token_id = next_token(batch_row.token_ids, batch_row.choice)
+            token_id = next_token(batch_row.token_ids, batch_row.choice, batch_row.forbidden)
             batch_row.token_ids.append(token_id)
             if admit.sampling.logprobs is not None:
                 wanted.append((len(out), admit.sampling.logprobs))
@@ -261,224 +248,49 @@ class FakeWorker:
             logprobs=np.array([-out[index][2] / 4 for index, _ in wanted], "<f4").tobytes(),
             top_ids=np.array(top, "<i4").tobytes(),
             top_logprobs=(np.array(top, "<f4") / -4).tobytes(),
+            prompt_logprobs=self._describe_prompts(rows, runs, starts, counts),
+        )
+
+    def _describe_prompts(
+        self, rows: list[int], runs: list[int], starts: list[int], counts: list[int]
+    ) -> PromptLogprobs | None:
+        """What the positions computed say of the prompt tokens behind them, of rows that ask for it."""
+        pieces: list[tuple[int, int, list[TokenLogprobs]]] = []
+        asking = [self.rows[row].sampling.prompt_logprobs for row in rows]
+        width = max((wanted for wanted in asking if wanted is not None), default=0)
+        for row, run, start, count, wanted in zip(rows, runs, starts, counts, asking, strict=True):
+            num_prompt_tokens = self.rows[row].num_prompt_tokens
+            end = min(start + count, num_prompt_tokens - 1)
+            if wanted is not None and start < end:
+                entries = prompt_entries(self.rows[row].token_ids[:num_prompt_tokens], width)
+                pieces.append((run, start + 1, entries[start:end]))
+        if not pieces:
+            return None
+        entries = [entry for _, _, piece in pieces for entry in piece]
+        return PromptLogprobs(
+            runs=np.array([run for run, _, _ in pieces], "<i8").tobytes(),
+            starts=np.array([start for _, start, _ in pieces], "<i4").tobytes(),
+            counts=np.array([len(piece) for _, _, piece in pieces], "<i4").tobytes(),
+            logprobs=np.array([entry.logprob for entry in entries], "<f4").tobytes(),
+            ranks=np.array([entry.rank for entry in entries], "<i4").tobytes(),
+            top_ids=np.array([entry.top_ids for entry in entries], "<i4").tobytes(),
+            top_logprobs=np.array([entry.top_logprobs for entry in entries], "<f4").tobytes(),
         )
 
 
-class Client:
-    """What one choice of one request has received; the delivery rules of a receiver, and its checks."""
-
-    def __init__(self, admit: Admit) -> None:
-        self.admit = admit
-        self.attempt = admit.attempt
-        self.tokenizer = admit.tokenizer
-        self.is_orphan = False
-        """Its tokenizer or scheduler is gone, and it has not resumed."""
-        self.token_ids: list[int] = []
-        self.finish: Finish | None = None
-        self.is_ended_here = False
-        """It stopped or aborted the request itself, or was refused."""
-
-    @property
-    def is_live(self) -> bool:
-        return self.finish is None and not self.is_ended_here
-
-    def receive(self, message: TokenDeltas, row: int) -> None:
-        if message.attempts[row] != self.attempt:
-            return
-        assert not self.is_orphan, "tokens for a dead tokenizer"
-        if self.is_ended_here:  # the end crossed the request's own, which had not been sent
-            assert row in message.finishes, "tokens after the client's own end"
-            return
-        assert self.finish is None, "something comes after the end"
-        position, new = message.positions[row], message.token_ids[row]
-        assert position <= len(self.token_ids), "a gap"
-        assert self.token_ids[position : position + len(new)] == new[: len(self.token_ids) - position]
-        self.token_ids = self.token_ids[:position] + new
-        self.finish = message.finishes.get(row)
-        assert new or self.finish is not None, "an empty delta"
-        wanted = self.admit.sampling.logprobs
-        assert (row in message.logprobs) == (wanted is not None and bool(new))
-        for token_id, entry in zip(new, message.logprobs.get(row, ()), strict=wanted is not None):
-            assert (entry.token_id, entry.logprob) == (token_id, -token_id / 4)
-            assert entry.top_ids == [(token_id + rank) % VOCAB for rank in range(wanted or 0)]
-            assert entry.top_logprobs == [-top / 4 for top in entry.top_ids]
-
-
-class Engine:
-    """Scheduler, worker and clients around one clock that moves by one at each call."""
-
-    def __init__(self, limits: SchedulerLimits, *, is_attached: bool = True) -> None:
-        self.limits = limits
-        self.scheduler = Scheduler(limits)
-        self.now_ns = 0
-        self.epoch = 0
-        self.slot_bytes = board_bytes(limits)
-        self.admits: dict[Key, Admit] = {}
-        self.clients: dict[Key, Client] = {}
-        self.raises: dict[Key, int] = {}
-        """Requests that make the step fail which computes this position of theirs."""
-        self.kills: dict[Key, int] = {}
-        """Requests that kill the worker which does."""
-        self.guilty: set[Key] = set()
-        """Requests that were alone in a step that failed."""
-        self.num_deaths: Counter[Key] = Counter()
-        """Deaths of the worker at which a request was in flight, in all."""
-        self.in_flight: deque[list[Key]] = deque()
-        self.trial_steps: set[int] = set()
-        self.blocked: set[str] = set()
-        """Tokenizers that take nothing."""
-        self.worker: FakeWorker | None = None
-        self.plans: deque[bytes] = deque()
-        self.results: deque[StepResult] = deque()
-        self.planned: list[StepPlan] = []
-        self.had_successor: dict[int, bool] = {}
-        """Step -> whether the next plan waited when it ended, of results of run steps that the scheduler saw."""
-        if is_attached:
-            self.attach()
-
-    def tick(self) -> int:
-        self.now_ns += 1
-        return self.now_ns
-
-    def pump(self, *events: Event) -> list[StepPlan]:
-        """Hand in events, publish every plan that follows, deliver the deltas."""
-        made = []
-        plan = self.scheduler.step(self.tick(), events)
-        while plan is not None:
-            encoded = msgspec.msgpack.encode(plan)
-            assert len(encoded) <= self.slot_bytes
-            self.plans.append(encoded)
-            made.append(plan)
-            self.in_flight.append(self._keys(plan))
-            if self.scheduler._state.trial.is_active:
-                self.trial_steps.add(plan.step)
-                assert self.scheduler.num_in_flight == 1, "a trial runs at depth 1"
-            assert self.scheduler.num_in_flight <= self.limits.pipeline_depth
-            plan = self.scheduler.step(self.tick(), ())
-        self.planned += made
-        outgoing = self.scheduler.collect(self.blocked)
-        for tokenizer, message in outgoing.deltas.items():
-            keys = list(zip(message.request_ids, message.choices, strict=True))
-            assert len(set(keys)) == len(keys), "two deltas of one request"
-            for row, key in enumerate(keys):
-                client = self.clients[key]
-                assert tokenizer == client.tokenizer or message.attempts[row] != client.attempt
-                client.receive(message, row)
-                if client.finish is not None and client.finish.reason == "error":
-                    assert key in self.guilty or self.num_deaths[key] >= 2, "an innocent request ends with an error"
-                    assert client.finish.message
-        for refusals in outgoing.refused.values():
-            for refused in refusals:
-                self.clients[refused.request_id, refused.choice].is_ended_here = True
-        return made
-
-    def admit(self, *admits: Admit) -> list[StepPlan]:
-        for admit in admits:
-            key = (admit.request_id, admit.choice)
-            self.admits[key] = admit
-            self.clients[key] = Client(admit)
-        return self.pump(*admits)
-
-    def attach(self) -> None:
-        self.epoch += 1
-        self.worker = FakeWorker(self.limits, self.admits, self.epoch)
-        self.worker.raises, self.worker.may_starve = self.raises, self.trial_steps
-        self.pump(WorkerAttached(self.epoch))
-
-    def lose_worker(self) -> None:
-        self._drop_boards()
-        self.pump(WorkerGone())
-
-    def _drop_boards(self) -> None:
-        self.num_deaths.update({key for keys in self.in_flight for key in keys})
-        self.worker = None
-        self.plans.clear()
-        self.results.clear()
-        self.in_flight.clear()
-
-    def lose_tokenizer(self, tokenizer: str) -> None:
-        for client in self.clients.values():
-            client.is_orphan |= client.tokenizer == tokenizer and client.is_live
-        self.pump(TokenizerGone(tokenizer))
-
-    def lose_scheduler(self) -> None:
-        """A new one that knows nothing; the worker drops its rows and reads other boards, as a new one would."""
-        self._drop_boards()
-        self.scheduler = Scheduler(self.limits)
-        self.planned, self.had_successor = [], {}
-        for client in self.clients.values():
-            client.is_orphan |= client.is_live
-
-    def resume(self, key: Key, tokenizer: str = "tokenizer", num_tokens: int | None = None) -> list[StepPlan]:
-        """The client's next attempt, with all that it has, or with `num_tokens` of it."""
-        client = self.clients[key]
-        client.attempt, client.tokenizer, client.is_orphan = client.attempt + 1, tokenizer, False
-        client.token_ids = client.token_ids[:num_tokens]
-        admit = msgspec.structs.replace(
-            client.admit, attempt=client.attempt, tokenizer=tokenizer, output_token_ids=list(client.token_ids)
-        )
-        return self.pump(admit)
-
-    def _keys(self, plan: StepPlan) -> list[Key]:
-        requests = self.scheduler._state.running
-        return [requests[run].key for run in np.frombuffer(plan.runs, "<i8").tolist()]
-
-    def work(self) -> None:
-        """The worker runs the oldest plan, or dies of it."""
-        assert self.worker is not None
-        encoded = self.plans.popleft()
-        plan = msgspec.msgpack.decode(encoded, type=StepPlan)
-        is_run = plan.is_fresh or not self.worker.is_void
-        if self.kills and is_run and self.worker.keys_at(plan, self.kills):
-            self.lose_worker()
-            return
-        result = self.worker.work(encoded, self.tick())
-        self.results.append(msgspec.structs.replace(result, num_plans_waiting=len(self.plans)))
-
-    def deliver(self) -> list[StepPlan]:
-        """The scheduler gets the oldest result."""
-        result = self.results.popleft()
-        keys = self.in_flight.popleft()
-        if result.outcome is StepOutcome.DONE:
-            self.had_successor[result.step] = result.num_plans_waiting > 0
-        elif result.outcome is StepOutcome.FAILED:
-            self.in_flight = deque([] for _ in self.in_flight)
-            if len(keys) == 1:
-                self.guilty.add(keys[0])
-        return self.pump(result)
-
-    def run_step(self) -> list[StepPlan]:
-        """One step through the worker and back; the plans that its result allowed."""
-        self.work()
-        return self.deliver()
-
-    def run(self, max_steps: int = 10_000) -> None:
-        """Until nothing is in flight any more; a worker that died is replaced."""
-        for _ in range(max_steps):
-            if self.plans:
-                self.work()
-            if self.worker is None:
-                self.attach()
-            elif self.results:
-                self.deliver()
-            elif not self.plans:
-                return
-        raise AssertionError("the engine does not come to rest")
-
-    def check_all_served(self) -> None:
-        """Every client that did not end its request has the true tokens and one finish; nothing is held."""
-        for client in self.clients.values():
-            expected, reason = truth(client.admit, self.limits)
-            if client.is_ended_here or client.is_orphan or (client.finish and client.finish.reason == "error"):
-                assert client.token_ids == expected[: len(client.token_ids)]
-                continue
-            assert client.finish is not None, f"{client.admit.request_id} was never ended"
-            assert (client.token_ids, client.finish.reason) == (expected, reason)
-            assert client.finish.usage.completion_tokens == len(expected)
-            assert client.finish.usage.prompt_tokens == len(client.admit.prompt_token_ids)
-        statistics = self.scheduler.statistics()
-        assert statistics.num_running == statistics.num_waiting == statistics.num_waiting_tokens == 0
-        assert statistics.num_free_blocks == self.limits.num_blocks
+def true_row_sampling(admit: Admit, has_output: bool) -> SamplingParams:
+    """What the worker is to be told: no texts, no repetition, all that may not end the request before `min_tokens`,
+    and prompt log-probabilities only of a row that begins with the prompt alone."""
+    sampling = admit.sampling
+    ends = (*(() if sampling.ignore_eos else admit.eos_token_ids), *sampling.stop_token_ids)
+    return msgspec.structs.replace(
+        sampling,
+        stop=(),
+        bad_words=(),
+        repetition_detection=None,
+        stop_token_ids=tuple(sorted(set(ends), key=ends.index)) if sampling.min_tokens else (),
+        prompt_logprobs=None if has_output else sampling.prompt_logprobs,
+    )
 
 
 def ints(data: bytes) -> list[int]:

@@ -13,9 +13,13 @@ from callboard.mailbox.messages.requests import Usage
 from callboard.mailbox.messages.steps import StepPlan, StepResult
 from callboard.scheduling.events import Event, WorkerAttached
 from callboard.scheduling.scheduler import Scheduler
-from callboard.tests.scheduling.fake_worker import Engine, ints, make_admit, make_limits
+from callboard.tests.scheduling.fake_engine import Engine
+from callboard.tests.scheduling.fake_worker import ints, make_admit, make_limits
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text())
+
+
+POLICIES = ("fcfs", "priority")
 
 
 def golden(name: str) -> object:
@@ -41,11 +45,14 @@ def engine_with_decodes(num_decodes: int, **changes: object) -> Engine:
     return engine
 
 
-def test_chunks_2050_thr512() -> None:
-    engine = Engine(make_limits(pipeline_depth=1, long_prefill_token_threshold=512))
-    engine.admit(long_admit("a", 2050, max_tokens=1))
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("prompt_logprobs", [None, 1])
+def test_chunks_2050_thr512(prompt_logprobs: int | None, policy: str) -> None:
+    engine = Engine(make_limits(pipeline_depth=1, long_prefill_token_threshold=512, policy=policy))
+    engine.admit(long_admit("a", 2050, max_tokens=1, prompt_logprobs=prompt_logprobs))
     engine.run()
     assert [shares(plan) for plan in engine.planned] == [[chunk] for chunk in golden("chunks_2050_thr512")]
+    engine.check_all_served()
 
 
 def test_chunks_without_a_threshold_are_cut_by_the_budget_only() -> None:
@@ -55,8 +62,9 @@ def test_chunks_without_a_threshold_are_cut_by_the_budget_only() -> None:
     assert [shares(plan) for plan in engine.planned] == [[1024], [1024], [2]]
 
 
-def test_steps_budget4096_100decodes_6000prompt() -> None:
-    engine = engine_with_decodes(100, max_num_batched_tokens=4096)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_steps_budget4096_100decodes_6000prompt(policy: str) -> None:
+    engine = engine_with_decodes(100, max_num_batched_tokens=4096, policy=policy)
     engine.admit(long_admit("p", 6000))
     steps = []
     for _ in range(3):
@@ -66,8 +74,9 @@ def test_steps_budget4096_100decodes_6000prompt() -> None:
     assert steps == golden("steps_budget4096_100decodes_6000prompt")
 
 
-def test_budget2048_200dec_1800prefill() -> None:
-    engine = engine_with_decodes(200, max_num_batched_tokens=2048)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_budget2048_200dec_1800prefill(policy: str) -> None:
+    engine = engine_with_decodes(200, max_num_batched_tokens=2048, policy=policy)
     engine.admit(long_admit("p", 1800))
     (plan,) = engine.run_step()
     used = sum(shares(plan))
@@ -106,6 +115,19 @@ def test_prefix_hit(name: str, first: int, second: int) -> None:
     assert finish is not None and finish.usage == Usage(second, 1, cached)
     statistics = engine.scheduler.statistics()
     assert (statistics.prefix_cache_queries, statistics.prefix_cache_hits) == (first + second, cached)
+
+
+def test_a_prompt_whose_log_probabilities_are_wanted_hits_no_block() -> None:
+    """The exact repeat of 2,000 tokens that would hit 124 blocks; the third request, which wants none, does."""
+    engine = Engine(make_limits(pipeline_depth=1, max_num_batched_tokens=4096))
+    prompt = [index % 8 + 1 for index in range(2000)]
+    starts = []
+    for name, wanted in (("first", 0), ("second", 0), ("third", None)):
+        (plan,) = engine.admit(make_admit(name, prompt, max_tokens=1, prompt_logprobs=wanted))
+        starts += ints(plan.starts)
+        engine.run()
+    engine.check_all_served()
+    assert starts == [0, 0, 16 * GOLDEN["prefix_hit_exact_repeat_2000"]["value"]["blocks"]]
 
 
 @pytest.mark.parametrize("depth", [1, 2])

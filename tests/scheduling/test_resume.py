@@ -10,7 +10,10 @@ from callboard.mailbox.messages.requests import Abort, Usage
 from callboard.scheduling.drain_rate import DrainRate
 from callboard.scheduling.events import TokenizerGone, WorkerAttached
 from callboard.scheduling.scheduler import Scheduler
-from callboard.tests.scheduling.fake_worker import EOS, Client, Engine, ints, make_admit, make_limits, next_token, truth
+from callboard.tests.scheduling.fake_client import Client
+from callboard.tests.scheduling.fake_engine import Engine
+from callboard.tests.scheduling.fake_model import EOS, next_token, truth
+from callboard.tests.scheduling.fake_worker import ints, make_admit, make_limits
 
 NS_PER_S = 1_000_000_000
 

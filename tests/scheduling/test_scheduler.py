@@ -13,16 +13,9 @@ from callboard.mailbox.messages.steps import StepPlan, StepResult
 from callboard.scheduling.events import Event, WorkerAttached, WorkerGone
 from callboard.scheduling.request import RequestState
 from callboard.scheduling.scheduler import Scheduler
-from callboard.tests.scheduling.fake_worker import (
-    EOS,
-    Engine,
-    board_bytes,
-    ints,
-    make_admit,
-    make_limits,
-    next_token,
-    truth,
-)
+from callboard.tests.scheduling.fake_engine import Engine
+from callboard.tests.scheduling.fake_model import EOS, next_token, truth
+from callboard.tests.scheduling.fake_worker import board_bytes, ints, make_admit, make_limits
 
 
 def shares(plan: StepPlan) -> list[int]:
@@ -469,8 +462,9 @@ def test_events_survive_a_journal() -> None:
 
 
 def test_a_plan_bound_defaults_to_the_larger_of_length_and_four_budgets() -> None:
-    assert make_limits(max_model_len=100, max_num_batched_tokens=10).plan_tokens == 100
-    assert make_limits(max_model_len=100, max_num_batched_tokens=64).plan_tokens == 256
+    assert make_limits(max_model_len=100, max_num_batched_tokens=10).plan_tokens == 100 + 4 * 4096
+    assert make_limits(max_model_len=100, max_num_batched_tokens=4121).plan_tokens == 16_484
+    assert make_limits(max_model_len=100, max_num_batched_tokens=4122).plan_tokens == 16_488
     assert make_limits(max_plan_tokens=7).plan_tokens == 7
 
 
@@ -488,6 +482,7 @@ def test_states_after_preempted_are_finished() -> None:
         "ABORTED": "abort",
         "IGNORED": "length",
         "ERROR": "error",
+        "REPETITION": "repetition",
     }
 
 
@@ -500,12 +495,14 @@ def test_an_integrity_check_repairs_and_counts_a_leak() -> None:
 
 
 def test_the_largest_plan_fits_the_bytes_that_the_limits_imply() -> None:
-    """Every row new, named as long as can be, with as many tokens as may travel; then every row gets a block."""
+    """New rows named as long as can be, with as many tokens and entries as may travel; then every row gets a block."""
     limits = make_limits(pipeline_depth=1, max_num_seqs=32, block_size=1, max_num_batched_tokens=320, max_model_len=64)
     engine = Engine(limits)
     names = [f"{index}".rjust(128, "x") for index in range(32)]
-    admits = [make_admit(name, [index % 8 + 1] * 40, choice=2**30, seed=2**64 - 1) for index, name in enumerate(names)]
-    engine.admit(*admits)
+    bias = tuple((2**31 - index, 1e300) for index in range(504))
+    changes = {"choice": 2**30, "seed": 2**64 - 1, "logit_bias": bias}
+    engine.admit(*(make_admit(name, [index % 8 + 1] * 40, **changes) for index, name in enumerate(names)))
+    assert len(engine.planned[0].new_rows) == 320 // 40 == (64 + 4 * 4096) // (40 + 4 * 504)
     engine.run()  # Engine.pump compares each plan with the slot's size
     engine.check_all_served()
     encoded = max(len(msgspec.msgpack.encode(plan)) for plan in engine.planned)

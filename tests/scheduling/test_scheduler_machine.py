@@ -21,6 +21,7 @@ from callboard.errors import ProtocolViolation
 from callboard.kv_cache.block_pool import BlockPool
 from callboard.mailbox.messages.admission import Admit, Stop
 from callboard.mailbox.messages.requests import Abort
+from callboard.mailbox.messages.sampling import RepetitionDetection
 from callboard.mailbox.messages.steps import StepResult
 from callboard.scheduling import failures
 from callboard.scheduling.deltas import Outbox
@@ -29,7 +30,9 @@ from callboard.scheduling.request import Request
 from callboard.scheduling.state import SchedulerState
 from callboard.scheduling.step_log import StepLog
 from callboard.scheduling.trial import Trial
-from callboard.tests.scheduling.fake_worker import Engine, Key, make_admit, make_limits, truth
+from callboard.tests.scheduling.fake_engine import Engine
+from callboard.tests.scheduling.fake_model import truth
+from callboard.tests.scheduling.fake_worker import Key, make_admit, make_limits
 
 TOKENIZERS = ("tokenizer.0", "tokenizer.1")
 PREFIXES = ([], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [2] * 11)
@@ -48,6 +51,7 @@ tiny_limits = st.builds(
     max_model_len=st.sampled_from([12, 30]),
     max_plan_tokens=st.sampled_from([None, 8]),
     resume_grace_s=st.sampled_from([5e-9, 50e-9]),
+    policy=st.sampled_from(["fcfs", "priority"]),
 )
 
 prompts = st.builds(
@@ -61,6 +65,12 @@ admissions = st.fixed_dictionaries(
         "cache_salt": st.sampled_from(["", "", "salt"]),
         "logprobs": st.sampled_from([None, None, 0, 2]),
         "tokenizer": st.sampled_from(TOKENIZERS),
+        "min_tokens": st.sampled_from([0, 0, 1, 4]),
+        "stop_token_ids": st.sampled_from([(), (), (5,), (0, 7)]),
+        "prompt_logprobs": st.sampled_from([None, None, 0, 2]),
+        "repetition_detection": st.sampled_from([None, None, RepetitionDetection(2), RepetitionDetection(3, 2, 2)]),
+        "priority": st.integers(-1, 1),
+        "arrival_ns": st.integers(0, 3),
     }
 )
 faults = st.one_of(st.none(), st.none(), st.tuples(st.sampled_from(["raises", "raises", "kills"]), st.integers(0, 12)))

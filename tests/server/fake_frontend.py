@@ -14,11 +14,20 @@ import aiohttp
 import pytest
 
 from callboard.actors.frontend_api import ActorStart, Delta, Health
-from callboard.mailbox.messages.requests import AS_IT_IS, Finish, PromptDetails, Usage
+from callboard.mailbox.messages.requests import (
+    AS_IT_IS,
+    Finish,
+    Prompt,
+    PromptDetails,
+    PromptOptions,
+    TextPrompt,
+    Tokenized,
+    Usage,
+)
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.scheduling.statistics import SchedulerStatistics
 from callboard.server import start_server
-from callboard.topology.schema import ServerSection
+from callboard.topology.schema import KVCacheSection, ServerSection
 
 MODEL = "fake/model-1"
 MAX_MODEL_LEN = 64
@@ -87,12 +96,16 @@ def hello(stream: FakeStream) -> None:
 class FakeFrontend:
     def __init__(self, script: Callable[[FakeStream], None] = hello):
         self.model_name, self.max_model_len, self.vocab_size = MODEL, MAX_MODEL_LEN, VOCAB_SIZE
+        self.has_priorities = False
+        self.kv_cache = KVCacheSection(block_size=8, num_blocks=100, prefix_caching=False)
         self.script = script
         self.refusal: Exception | None = None
         self.streams: list[FakeStream] = []
         self.arrivals: asyncio.Queue[FakeStream] = asyncio.Queue()
         self.health_now = Health(True, True, "")
         self.statistics = SchedulerStatistics()
+        self.tokenized: list[tuple[Prompt, PromptOptions]] = []
+        """What `tokenize` was asked."""
 
     def submit(
         self,
@@ -126,6 +139,21 @@ class FakeFrontend:
 
     def scheduler_statistics(self):
         return self.statistics
+
+    async def tokenize(self, prompt, options, *, returns_strings=False):
+        """A token a character, its id the code point modulo the vocabulary; of chat those of the contents."""
+        self.tokenized.append((prompt, options))
+        if self.refusal is not None:
+            raise self.refusal
+        text = prompt.text if isinstance(prompt, TextPrompt) else "".join(m.content or "" for m in prompt.messages)
+        ids = [ord(character) % VOCAB_SIZE for character in text]
+        return Tokenized("fake", 1, ids, list(text) if returns_strings else None)
+
+    async def detokenize(self, token_ids):
+        """`<id>` a token."""
+        if self.refusal is not None:
+            raise self.refusal
+        return "".join(f"<{token_id}>" for token_id in token_ids)
 
     def num_live_requests(self):
         return sum(not stream.closed.is_set() for stream in self.streams)

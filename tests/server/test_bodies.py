@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.errors import InvalidRequest, Overloaded
-from callboard.server import generation
+from callboard.server import app, generation
 from callboard.server.body_parser import INLINE_BYTES, MAX_WAITING, BodyParser
 from callboard.server.body_reader import BodyBudget
 from callboard.server.json_values import MAX_STRINGS, check_num_values, split_strings
@@ -188,8 +188,8 @@ def test_the_budget_of_bytes():
 
 async def test_bodies_beyond_the_budget_are_a_429(serve, http, frontend, monkeypatch):
     """Bytes count while a request is served, streaming or not, and while a body is on its way."""
-    monkeypatch.setattr(generation, "HELD_BYTES", 0)
-    monkeypatch.setattr(generation, "HELD_BODIES", 3)
+    monkeypatch.setattr(app, "HELD_BYTES", 0)
+    monkeypatch.setattr(app, "HELD_BODIES", 3)
     frontend.script = lambda stream: None
     url = await serve(max_request_bytes=1000)
     body = {"model": MODEL, "prompt": "x" * 900}

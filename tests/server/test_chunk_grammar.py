@@ -15,6 +15,7 @@ from callboard.errors import EngineFailure
 from callboard.mailbox.messages.requests import PromptDetails, TokenText
 from callboard.server.answer_format import ChatFormat, CompletionFormat
 from callboard.server.chunk_sequence import ChunkSequence, StreamState
+from callboard.server.generation_request import AnswerOptions
 from callboard.server.metrics import ServerMetrics
 from callboard.server.request_timing import RequestTiming
 from callboard.server.whole_choices import collect
@@ -28,9 +29,11 @@ token_text = st.builds(
     st.lists(st.tuples(text, st.binary(max_size=3), st.floats(-50, 0)), max_size=2),
 )
 
+PROMPT = PromptDetails([4, 5], "")
+
 
 @st.composite
-def choice_scripts(draw, choice, has_logprobs):
+def choice_scripts(draw, choice, has_logprobs, prompt):
     """Deltas of one choice: some without text, log-probabilities in all or none, any finish."""
     num_deltas = draw(st.integers(1, 5))
     deltas = []
@@ -48,7 +51,7 @@ def choice_scripts(draw, choice, has_logprobs):
                 end=end,
                 choice=choice,
                 logprobs=tokens if has_logprobs else None,
-                prompt=PromptDetails([4, 5], "") if index == 0 else None,
+                prompt=prompt if index == 0 else None,
             )
         )
     return deltas
@@ -58,30 +61,41 @@ def choice_scripts(draw, choice, has_logprobs):
 def scripts(draw):
     """(number of choices, deltas of all of them): each choice's in order, the choices mixed in any way."""
     num_choices = draw(st.integers(1, 4))
-    has_logprobs = draw(st.booleans())
-    left = [draw(choice_scripts(choice, has_logprobs)) for choice in range(num_choices)]
+    return num_choices, draw(deltas_of(num_choices, draw(st.booleans())))
+
+
+@st.composite
+def deltas_of(draw, num_choices, has_logprobs, prompt=PROMPT):
+    left = [draw(choice_scripts(choice, has_logprobs, prompt)) for choice in range(num_choices)]
     deltas = []
     while any(left):
         choice = draw(st.sampled_from([choice for choice, rest in enumerate(left) if rest]))
         deltas.append(left[choice].pop(0))
-    return num_choices, deltas
+    return deltas
 
 
-def make_format(kind, includes_usage):
-    return kind("id-1", "m", 17, returns_token_ids=True, includes_usage=includes_usage)
+def make_format(kind, num_choices, includes_usage):
+    options = AnswerOptions(num_choices=num_choices, returns_token_ids=True, includes_usage=includes_usage)
+    return kind("id-1", "m", 17, options)
 
 
 def make_sequence(kind, num_choices, includes_usage):
-    return ChunkSequence(make_format(kind, includes_usage), num_choices=num_choices, includes_usage=includes_usage)
+    return ChunkSequence(
+        make_format(kind, num_choices, includes_usage), num_choices=num_choices, includes_usage=includes_usage
+    )
 
 
-def whole_answer(kind, num_choices, deltas):
+def whole_of(answer_format, num_choices, deltas):
     async def run():
         stream = FakeStream("id-1", None, None, "", True, num_choices)
         stream.push(*deltas)
         return await collect(stream, num_choices, RequestTiming(ServerMetrics(FakeFrontend())))
 
-    answer = msgspec.to_builtins(make_format(kind, False).whole(asyncio.run(run())))
+    return msgspec.to_builtins(answer_format.whole(asyncio.run(run())))
+
+
+def whole_answer(kind, num_choices, deltas):
+    answer = whole_of(make_format(kind, num_choices, False), num_choices, deltas)
     assert [choice["index"] for choice in answer["choices"]] == list(range(num_choices))
     check_usage(answer["usage"], num_choices)
     return answer
@@ -194,3 +208,43 @@ def test_text_after_the_end_of_a_choice_is_refused(script, data):
             ended.append(each.choice)
             with pytest.raises(EngineFailure):
                 sequence.on_delta(delta("more", [1], choice=data.draw(st.sampled_from(ended))))
+
+
+@settings(max_examples=30, deadline=None, database=None)
+@given(st.data(), st.integers(1, 3), st.integers(1, 3), st.booleans(), st.booleans())
+def test_echo_and_usage_of_several_prompts(data, num_prompts, n, has_logprobs, is_running):
+    """The pieces are the whole; each prompt counts once; running counts end at those of the choice."""
+    first, second = "é", "→x"
+    tokens = [TokenText(second, second.encode(), -1.0, [("y", b"y", -0.5)])] if has_logprobs else None
+    prompt = PromptDetails([4, 5], first + second, tokens)
+    total = num_prompts * n
+    deltas = data.draw(deltas_of(total, has_logprobs, prompt))
+    options = AnswerOptions(
+        num_choices=n, includes_usage=True, has_running_usage=is_running, echoes_prompt=True,
+        echo_logprobs=0 if has_logprobs else None,
+    )  # fmt: skip
+    kind = CompletionFormat("id-1", "m", 17, options)
+    sequence = ChunkSequence(kind, num_choices=total, includes_usage=True)
+    events = events_of(b"".join(map(sequence.on_delta, deltas)))
+    usage = events[-2]["usage"]
+    assert usage["prompt_tokens"] == 5 * num_prompts
+    assert usage["completion_tokens"] == total * (total + 1) // 2
+    assert usage["prompt_tokens_details"] == {"cached_tokens": sum(2 + index * n for index in range(num_prompts))}
+    whole = whole_of(CompletionFormat("id-1", "m", 17, options), total, deltas)
+    assert whole["usage"] == usage
+    for index, choice in enumerate(whole["choices"]):
+        parts = [event for event in events[:-2] if event["choices"][0]["index"] == index]
+        assert "".join(part["choices"][0]["text"] for part in parts) == choice["text"]
+        assert choice["text"].startswith(first + second)
+        counts = [part["usage"] for part in parts]
+        if is_running:
+            assert counts[-1] == {"prompt_tokens": 2, "completion_tokens": index + 1, "total_tokens": index + 3}
+        else:
+            assert counts == [None] * len(parts)
+        if has_logprobs:
+            pieces = [part["choices"][0]["logprobs"] for part in parts if part["choices"][0]["logprobs"] is not None]
+            for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+                assert joined(piece[key] for piece in pieces) == choice["logprobs"][key]
+            assert choice["logprobs"]["tokens"][:2] == [first, second]
+            assert choice["logprobs"]["token_logprobs"][:2] == [None, -1.0]
+            assert choice["logprobs"]["top_logprobs"][:2] == [None, {second: -1.0}]

@@ -12,6 +12,7 @@ import pytest
 from fake_frontend import delta, finish
 from prometheus_client.parser import text_string_to_metric_families
 
+from callboard.mailbox.messages.requests import Tokenized
 from callboard.server.event_writer import ClientStalled, wait_taken
 
 COMPLETION = {"prompt": "hi"}
@@ -25,7 +26,7 @@ async def send():
     """`client = await send(url, body)`: a request on a connection with a tiny window, of which nothing is read."""
     clients = []
 
-    async def send(url, body):
+    async def send(url, body, path="/v1/completions"):
         host, port = url.removeprefix("http://").split(":")
         client = socket.socket()
         clients.append(client)
@@ -33,7 +34,7 @@ async def send():
         client.setblocking(False)
         await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
         payload = json.dumps(body).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(payload)
+        head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(payload))
         await asyncio.get_running_loop().sock_sendall(client, head + payload)
         return client
 
@@ -58,6 +59,21 @@ async def check_counts(http, url, stalled, aborts):
     while await metric(http, url, "callboard:stalled_clients_total") != stalled:
         await asyncio.sleep(0.01)
     assert await metric(http, url, "callboard:request_success_total", finished_reason="abort") == aborts
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+async def test_an_answer_of_a_tokenizer_that_nobody_takes(serve, http, frontend, send, monkeypatch, path):
+    async def tokenize(prompt, options, *, returns_strings):
+        return Tokenized("fake", 1, [1] * KERNEL_BYTES)
+
+    async def detokenize(token_ids):
+        return "x" * 2 * KERNEL_BYTES
+
+    monkeypatch.setattr(frontend, "tokenize", tokenize)
+    monkeypatch.setattr(frontend, "detokenize", detokenize)
+    url = await serve(client_stall_s=0.05)
+    await send(url, {"prompt": "a"} if path == "/tokenize" else {"tokens": [1]}, path)
+    await check_counts(http, url, stalled=1, aborts=0)
 
 
 @pytest.mark.parametrize("num_choices", [1, 3])

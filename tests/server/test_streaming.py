@@ -95,7 +95,7 @@ async def test_refusals_before_the_first_delta_are_plain_answers(
         frontend.script = lambda stream: stream.push(error)
     async with http.post(await serve() + path, json={**body, "stream": streams}) as response:
         assert response.status == status
-        assert response.headers.get("Retry-After") == ("7" if status == 429 else None)
+        assert response.headers.get("Retry-After") == {429: "7", 503: "1"}.get(status)
         answer = await response.json()
     assert answer == {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
     assert all(stream.closed.is_set() for stream in frontend.streams)

@@ -48,7 +48,7 @@ BAD_CHAT_FIELDS = [
     *[("stop", value) for value in (5, [5], [""], "", ["a"] * 5000, ["a"] * 5, "x" * 257)],
     *[("n", value) for value in ("x", 0, -1, 129, 100_000, 1.5, True)],
     *[("temperature", value) for value in ("hot", -1, 2.5e9, True)],
-    *[("top_p", value) for value in (1.5, -0.1, 0, "x")],
+    *[("top_p", value) for value in (1.5, -0.1, 1.0000001, "x")],
     *[("top_k", value) for value in (-2, 1.5, "x", 2**64)],
     *[("min_p", value) for value in (-0.1, 1.1, "x")],
     *[("max_tokens", value) for value in (-5, 0, 1.5, "9", 2**31, 2**70, True)],
@@ -64,32 +64,40 @@ BAD_CHAT_FIELDS = [
     *[("cache_salt", value) for value in ("", 5)],
     *[("ignore_eos", value) for value in ("x", 0)],
     *[("model", value) for value in (5, [], {})],
-    *[("logit_bias", value) for value in ({"5": 1}, 5, [])],
-    *[("presence_penalty", value) for value in (1, 3, "x")],
-    *[("frequency_penalty", value) for value in (0.5, -2.5)],
-    *[("repetition_penalty", value) for value in (1.1, 0, -1)],
-    *[("min_tokens", value) for value in (1, -1)],
-    ("stop_token_ids", [1]),
+    *[("logit_bias", value) for value in ({"a": 1}, {"5": "x"}, {"5": None}, {"5": True}, {"1.5": 1}, {"": 1}, 5, [])],
+    *[("logit_bias", value) for value in ({str(VOCAB_SIZE): 1}, {"-1": 1}, {str(index): 1 for index in range(4097)})],
+    *[("presence_penalty", value) for value in (3, -2.5, "x")],
+    *[("frequency_penalty", value) for value in (2.5, -2.5)],
+    *[("repetition_penalty", value) for value in (0, -1, 1000, "x")],
+    *[("min_tokens", value) for value in (2, -1, "x")],
+    *[("stop_token_ids", value) for value in ([VOCAB_SIZE], [-1], ["1"], 5, [2**70])],
+    *[("allowed_token_ids", value) for value in ([], [VOCAB_SIZE], [-1], [1.5], {})],
+    *[("bad_words", value) for value in ([""], "a", [5], ["x" * 257], ["w"] * 5000)],
+    *[("prompt_logprobs", value) for value in (-1, 21, True)],
+    *[("logprobs_mode", value) for value in ("raw", "raw_logits", 5)],
+    *[("truncate_prompt_tokens", value) for value in (0, -2, MAX_MODEL_LEN, "5")],
+    *[("repetition_detection", value) for value in (5, [], {}, {"max_pattern_size": -1}, {"max_pattern_size": 5000})],
+    ("repetition_detection", {"max_pattern_size": 4, "min_count": 1}),
+    ("repetition_detection", {"max_pattern_size": 4, "min_pattern_size": 5}),
+    *[("best_of", value) for value in (2, 0, "x")],
+    *[("include_stop_str_in_output", value) for value in (1, "yes")],
+    *[("skip_special_tokens", value) for value in (0, "no")],
+    *[("return_tokens_as_token_ids", value) for value in (1, [])],
+    *[("echo", value) for value in (5, "yes")],
     ("functions", [{"name": "f"}]),
     ("function_call", {"name": "f"}),
     ("structured_outputs", {"regex": "a"}),
     ("guided_json", {"type": "object"}),
     ("guided_choice", ["a"]),
-    ("prompt_logprobs", 0),
-    ("truncate_prompt_tokens", 5),
-    ("bad_words", ["a"]),
-    ("allowed_token_ids", [1]),
     ("modalities", ["text", "audio"]),
     ("audio", {"voice": "alloy"}),
-    ("priority", 1),
-    ("continue_final_message", True),
-    ("add_generation_prompt", False),
-    ("add_special_tokens", True),
+    *[("priority", value) for value in (1, -1, 2**40, "x")],
+    *[("continue_final_message", value) for value in (1, "x")],
+    *[("add_generation_prompt", value) for value in (0, [])],
+    *[("add_special_tokens", value) for value in (5, "yes")],
     ("chat_template", "{{ x }}"),
-    ("chat_template_kwargs", {"enable_thinking": True}),
-    ("documents", [{"text": "x"}]),
-    ("skip_special_tokens", False),
-    ("include_stop_str_in_output", True),
+    *[("chat_template_kwargs", value) for value in (5, [], {"messages": []}, {"chat_template": "{{ x }}"})],
+    *[("documents", value) for value in (5, [5], {"a": 1})],
     ("use_beam_search", True),
     ("reasoning_effort", "high"),
 ]
@@ -107,17 +115,23 @@ async def test_wrong_chat_fields(serve, http, frontend):
 
 BAD_COMPLETION_FIELDS = [
     *[("prompt", value) for value in ([1, 2, 99999999], [-1], [1.5], ["1"], [[1], []], [2**63], [True], [2**70])],
-    *[("prompt", value) for value in ("", [], [[]], [""], None, 5, {}, ["a", "b"], [[1], [2]], [1, "a"], [None], True)],
+    *[
+        ("prompt", value)
+        for value in ("", [], [[]], [""], None, 5, {}, ["a", ""], [[1], "b", []], [["x"]], [1, "a"], [None], True)
+    ],
     ("prompt", [VOCAB_SIZE]),
     ("prompt", [1] * MAX_MODEL_LEN),
     *[("logprobs", value) for value in (-1, 21, True, "x")],
-    *[("echo", value) for value in (True, 5)],
+    *[("echo", value) for value in (1, 5)],
     *[("best_of", value) for value in (2, 0)],
+    ("prompt", ["a"] * 1025),
+    ("prompt", [[1], [1] * MAX_MODEL_LEN]),
+    ("prompt", [[1], [VOCAB_SIZE]]),
     ("suffix", "x"),
     ("max_tokens", 0),
     ("max_tokens", MAX_MODEL_LEN),
     *[("seed", value) for value in (9223372036854775808, -9223372036854775809)],
-    ("add_special_tokens", False),
+    ("add_special_tokens", "x"),
     ("prompt_embeds", "AAAA"),
 ]
 
@@ -325,10 +339,26 @@ async def test_bodies_that_are_no_json_object(serve, http, frontend):
     assert frontend.streams == []
 
 
-async def test_the_content_type_does_not_matter(serve, http):
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/detokenize"])
+async def test_a_body_that_says_that_it_is_no_json(serve, http, path):
+    """What a web page can send to other origins without asking is among them."""
+    data = json.dumps({**COMPLETION, "messages": []}).encode()
     url = await serve()
+    for wrong in ("application/x-www-form-urlencoded", "text/plain", "multipart/form-data; boundary=x", "text/json"):
+        async with http.post(url + path, data=data, headers={"Content-Type": wrong}) as response:
+            check_refusal(response.status, await response.json(), None, expected_status=415)
+
+
+@pytest.mark.parametrize(
+    "right", ["application/json", "Application/JSON; charset=utf-8", "application/octet-stream", None]
+)
+async def test_a_body_that_may_be_json(serve, http, right):
+    url = await serve()
+    headers = {} if right is None else {"Content-Type": right}
     data = json.dumps(COMPLETION).encode()
-    async with http.post(url + "/v1/completions", data=data, headers={"Content-Type": "text/plain"}) as response:
+    async with http.post(
+        url + "/v1/completions", data=data, headers=headers, skip_auto_headers=["Content-Type"]
+    ) as response:
         assert response.status == 200
 
 

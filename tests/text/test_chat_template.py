@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import tokenizers
 
@@ -76,6 +77,96 @@ def test_transformers_renders_the_same(source: str, opens_answer: bool) -> None:
         [plain], chat_template=source, add_generation_prompt=opens_answer, **SPECIALS
     )
     assert render(source, *MESSAGES, add_generation_prompt=opens_answer) == oracle[0]
+
+
+USES = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}{{ think }}{{ '/' ~ list | join(',') }}{{ documents | tojson }}"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("final", ["The capital is", "  two words  ", "line\n", "", " ", "<|im_end|>\n", "x"])
+@pytest.mark.parametrize("source", [CHATML, TOOLS])
+def test_transformers_leaves_the_same_final_message_open(source: str, final: str) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    plain = [{"role": "user", "content": "x"}, {"role": "assistant", "content": final}]
+    oracle, _ = utils.render_jinja_template(
+        [plain], chat_template=source, add_generation_prompt=False, continue_final_message=True, **SPECIALS
+    )
+    messages = [ChatMessage("user", "x"), ChatMessage("assistant", final)]
+    rendered = render(source, *messages, add_generation_prompt=False, continue_final_message=True)
+    assert rendered == oracle[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "content"),
+    [
+        ("{{ messages[0].content }}", "an answer"),  # the template leaves the final message out
+        ("{{ messages[-1].content | upper }}", "an answer"),
+        ("{{ messages[-1].content.split('</think>')[-1] }}", "<think>so</think>an answer"),
+        (CHATML, None),
+    ],
+)
+def test_a_final_message_that_is_not_in_the_text_cannot_be_continued(source: str, content: str | None) -> None:
+    messages = ChatMessage("user", "x"), ChatMessage("assistant", content)
+    with pytest.raises(InvalidRequest, match="the final message") as caught:
+        render(source, *messages, add_generation_prompt=False, continue_final_message=True)
+    assert caught.value.param == "messages"
+    with pytest.raises(InvalidRequest, match="the final message"):
+        render(source, add_generation_prompt=False, continue_final_message=True)
+
+
+def test_a_message_that_is_there_twice_is_cut_at_its_last_place() -> None:
+    source = "{% for m in messages %}{{ m.content }}|{% endfor %}{{ messages[-1].content | trim }}!"
+    messages = ChatMessage("user", "x"), ChatMessage("assistant", "an answer ")
+    rendered = render(source, *messages, add_generation_prompt=False, continue_final_message=True)
+    assert rendered == "x|an answer |an answer"
+
+
+def test_an_open_message_and_a_new_one_exclude_each_other() -> None:
+    with pytest.raises(InvalidRequest, match="set add_generation_prompt to false") as caught:
+        render(CHATML, ChatMessage("user", "x"), continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
+@pytest.mark.slow
+def test_transformers_gives_further_variables_to_the_template_too() -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    variables = {"think": False, "list": [1, "é", None], "unused": {"a": 1}}
+    oracle, _ = utils.render_jinja_template([[{"role": "user", "content": "x"}]], chat_template=USES, **variables)
+    given = msgspec.json.encode(variables)
+    assert render(USES, ChatMessage("user", "x"), template_kwargs=given) == oracle[0]
+    seen = render(USES, ChatMessage("user", "x"), template_kwargs=b'{"documents": [{"title": "t"}]}')
+    assert seen == 'x/[{"title": "t"}]'
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "add_generation_prompt", "tools", "bos_token", "raise_exception", "tokenize"]
+)
+def test_what_a_template_gets_from_the_server_cannot_be_set(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"must not set '{name}'") as caught:
+        render(CHATML, ChatMessage("user", "x"), template_kwargs=b'{"a": 1, "%s": 2}' % name.encode())
+    assert (caught.value.status, caught.value.param) == (400, "chat_template_kwargs")
+
+
+@pytest.mark.parametrize(
+    "text", [b"[1]", b"1", b"{", b'{"a": }', b'{"a": 1} 2', b"\xff", b'{"a": "\xff"}', b'{"a": 1e}']
+)
+def test_further_variables_are_a_json_object(text: bytes) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        render("x", ChatMessage("user", "x"), template_kwargs=text)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("depth", [500, 5_000, 100_000])
+def test_variables_may_be_nested_as_deeply_as_can_be_read(depth: int) -> None:
+    nested = b'{"a": ' + b"[" * depth + b"]" * depth + b"}"
+    process = ChatTemplate("{{ a | length }}", {})
+    try:
+        assert process.render([ChatMessage("user", "x")], template_kwargs=nested) == str(min(depth, 1))
+    except InvalidRequest as error:
+        assert error.status == 400
+    assert process.render([ChatMessage("user", "x")], template_kwargs=b'{"a": "xyz"}') == "3"
 
 
 def test_what_a_template_sees_of_a_message() -> None:

@@ -73,6 +73,21 @@ def test_any_ids_of_a_sentencepiece_vocabulary(sentencepiece: Tokenizer, data: s
     check(sentencepiece, cut(data, data.draw(st.lists(one, max_size=16))), skipped)
 
 
+@pytest.mark.slow
+@settings(deadline=None, max_examples=100)
+@given(data=st.data(), skipped=st.booleans())
+def test_a_continuation_is_what_the_ids_add_to_a_text(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, data: st.DataObject, skipped: bool
+) -> None:
+    for tokenizer in (byte_level, sentencepiece):
+        before = tokenizer.encode("The quick", False)
+        start = tokenizer.decode(before, skipped)
+        ids = data.draw(st.lists(st.integers(-1, tokenizer.vocab_size), max_size=12))
+        detokenizer = Detokenizer(tokenizer, skipped, is_continuation=True)
+        given_text = "".join(map(detokenizer.push, cut(data, ids))) + detokenizer.finish()
+        assert start + given_text == tokenizer.decode(before + ids, skipped)
+
+
 @example(text="日本 naïve 👍🏽")
 @given(text=st.text(min_size=1, max_size=8))
 @no_deadline

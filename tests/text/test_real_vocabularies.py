@@ -13,7 +13,8 @@ import pytest
 import tokenizers
 
 from callboard.checkpoints import Checkpoint, read_gguf
-from callboard.tests.text.real_vocabularies import file_of_wheel, read_ranks, write_ranks, write_vocabulary
+from callboard.tests.text.real_vocabularies import read_ranks, write_ranks, write_vocabulary
+from callboard.tests.text.wheels import file_of_wheel
 from callboard.text import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.nightly

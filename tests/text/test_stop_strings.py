@@ -47,6 +47,39 @@ def test_equals_brute_force_over_any_chunking(pieces: list[str], stops: list[str
     assert shown + watcher.finish() == expected
 
 
+@pytest.mark.slow
+@settings(deadline=None, max_examples=500)
+@given(
+    pieces=st.lists(few, max_size=8),
+    passed=st.integers(0, 8),
+    stops=st.lists(st.text(alphabet="abé", min_size=1, max_size=5), max_size=4),
+    keeps=st.booleans(),
+)
+def test_what_is_passed_by_ends_nothing_but_may_begin_something(
+    pieces: list[str], passed: int, stops: list[str], keeps: bool
+) -> None:
+    """As if the first end that counts were looked for behind the first `passed` pieces."""
+    text, border = "".join(pieces), len("".join(pieces[:passed]))
+    ends = [end for end in range(border + 1, len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
+    expected, expected_match = text, None
+    if ends:
+        expected_match = max((stop for stop in stops if text[: ends[0]].endswith(stop)), key=len)
+        expected = text[: ends[0] if keeps else ends[0] - len(expected_match)]
+    watcher = StopStrings(stops, keeps_match=keeps)
+    shown, match = "", None
+    for number, piece in enumerate(pieces):
+        if number < passed:
+            shown += watcher.pass_by(piece)
+        else:
+            visible, match = watcher.push(piece)
+            shown += visible
+            if match is not None:
+                break
+        seen = "".join(pieces[: number + 1])
+        assert len(shown) == len(seen) - (0 if keeps else longest_partial(seen, stops))
+    assert (shown + watcher.finish(), match) == (expected, expected_match)
+
+
 def test_examples() -> None:
     watcher = StopStrings(["\n\n", "User:"])
     assert watcher.push("Hello\n") == ("Hello", None)

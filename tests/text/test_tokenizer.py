@@ -13,12 +13,13 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from callboard.checkpoints import Checkpoint, resolve_checkpoint
 from callboard.errors import CorruptCheckpoint, InvalidRequest, UnsupportedModel
 from callboard.mailbox.messages.requests import ChatMessage
 from callboard.text import Detokenizer, Tokenizer, load_tokenizer
+from callboard.text.length import keeps_length
 from callboard.text.pre_tokenizers import SPLIT_RULES, split_pre_tokenizer
 
 REFERENCE = [
@@ -68,8 +69,26 @@ def test_reference_outputs_decode_exactly(smollm2: Tokenizer, case: dict[str, ob
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from([c * 5000 for c in " #\n"]))
 @no_deadline
-def test_the_fewest_tokens_are_not_more_than_there_are(smollm2: Tokenizer, text: str) -> None:
-    assert smollm2.fewest_tokens(text) <= len(smollm2.encode(text, False))
+def test_the_fewest_tokens_are_not_more_than_there_are(smollm2: Tokenizer, sentencepiece: Tokenizer, text: str) -> None:
+    for tokenizer in (smollm2, sentencepiece):
+        assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text, False))
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [normalizers.Strip(), normalizers.NFC(), normalizers.Replace("  ", " "), normalizers.Replace(Regex(" +"), "_")],
+)
+def test_where_a_text_may_become_shorter_its_length_says_nothing(
+    sentencepiece_backend: tokenizers.Tokenizer, normalizer: normalizers.Normalizer
+) -> None:
+    backend = tokenizers.Tokenizer.from_str(sentencepiece_backend.to_str())
+    assert keeps_length(backend, False)
+    backend.normalizer = normalizers.Sequence([backend.normalizer, normalizer])
+    assert not keeps_length(backend, False)
+    backend.normalizer, backend.pre_tokenizer = None, pre_tokenizers.Split(" ", "removed")
+    assert not keeps_length(backend, False)
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    assert keeps_length(backend, False)
 
 
 def test_the_fewest_tokens_of_a_long_text_come_from_the_longest_token(smollm2: Tokenizer) -> None:

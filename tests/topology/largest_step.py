@@ -26,8 +26,11 @@ from callboard.models import load_model
 from callboard.topology import topology_from
 from callboard.topology.memory import kept_bytes_of, process_bytes_of
 
-KEEPS_ALL = SamplingParams(seed=1, temperature=100.0, top_p=0.999999)
-"""Filters that leave nearly every token a candidate: what takes the most memory in sampling."""
+TAKES_MOST = SamplingParams(
+    seed=1, temperature=100.0, top_p=0.999999, repetition_penalty=1.01, logprobs=20, prompt_logprobs=20
+)
+"""What takes the most memory in sampling: filters that leave nearly every token a candidate, penalties on every token
+of the prompt, log-probabilities from before them."""
 
 
 def start(source: str, settings: list[str]) -> tuple[Launch, ModelRunner]:
@@ -72,7 +75,7 @@ def largest_step(launch: Launch) -> StepPlan:
         ids = np.take(blocks, range(used, used + num_blocks), mode="wrap")
         used += num_blocks
         tokens = rng.integers(0, launch.shape.vocab_size, known).astype(np.int32)
-        new_rows.append(NewRow(row, row, "r", 0, 0, known, tokens.tobytes(), ids.tobytes(), KEEPS_ALL))
+        new_rows.append(NewRow(row, row, "r", 0, 0, known, tokens.tobytes(), ids.tobytes(), TAKES_MOST))
     rows = np.arange(len(num_tokens))
     return StepPlan(
         epoch=0,
@@ -118,13 +121,15 @@ def main() -> None:
     launch, runner = start(sys.argv[1], sys.argv[2:])
 
     def run() -> None:
-        runner.batch.clear()
+        runner.clear()
         runner.run(plan)
 
     plan = largest_step(launch)
     ledger = launch.ledger
     process = peak_process_bytes(lambda: (run(), run()))
     arrays = runner.batch.token_ids.nbytes + runner.batch.block_table.nbytes
+    counts = [row.counts for row in runner.logit_changes._rows.values() if row.counts is not None]
+    arrays += sum(count.token_ids.nbytes + count.counts.nbytes for count in counts)
     fixed = process_bytes_of(("worker",), launch.shape) + kept_bytes_of(ledger.weight_bytes, ledger.activation_bytes)
     counted = {
         "weights": (ledger.weight_bytes, runner.model.num_weight_bytes),

@@ -224,7 +224,7 @@ KINDS = {
         ("[server]", "[journal]◀\npath = 'j'\n[server]", ["[journal]", "not supported yet", "leave it out"]),
         ("[server]", "[structured_output]◀\n[server]", ["[structured_output]", "not supported yet"]),
         ("[server]", "[speculative]◀\nmethod = 'ngram'\n[server]", ["[speculative]", "not supported yet"]),
-        ("[scheduler]\n", "[scheduler]\npolicy = 'fair'◀\n", ['policy = "fair"', 'only "fcfs"', "not supported yet"]),
+        ("[scheduler]\n", "[scheduler]\npolicy = 'fair'◀\n", ['"fcfs", "priority"; "fair" is not supported yet']),
         ("max_model_len = 2048", "load = 'dummy'◀", ['load = "dummy"', "write dummy: before the source"]),
     ],
     "host that is no host": [

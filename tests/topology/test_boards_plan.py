@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import msgspec
@@ -9,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from callboard.mailbox.messages.sampling import SamplingParams
-from callboard.mailbox.messages.steps import MAX_ERROR_CHARS, NewRow, StepOutcome, StepPlan, StepResult
+from callboard.mailbox.messages.sampling import RepetitionDetection, SamplingParams
+from callboard.mailbox.messages.steps import (
+    MAX_ERROR_CHARS,
+    NewRow,
+    PromptLogprobs,
+    StepOutcome,
+    StepPlan,
+    StepResult,
+)
 from callboard.topology import (
     blocks_for,
     boards,
@@ -20,6 +28,7 @@ from callboard.topology import (
     plan_boards,
     topology_from,
 )
+from callboard.topology.boards import MAX_SAMPLING_ENTRIES, TOKENS_PER_SAMPLING_ENTRY
 
 LARGE = 2**63 - 1
 
@@ -36,19 +45,27 @@ def topology_with(max_num_seqs=64, max_num_batched_tokens=2048, block_size=16, p
     )
 
 
-def encoded_bytes(topology, lengths, num_appended=0):
+def sampling_with(num_entries: int = 0) -> SamplingParams:
+    """Every number at its limit, and `num_entries` entries, of the kind that takes the most bytes."""
+    return SamplingParams(
+        seed=2**64 - 1, temperature=0.1, top_k=2**31, top_p=0.1, min_p=0.1, max_tokens=2**31, ignore_eos=True,
+        logprobs=20, presence_penalty=0.1, frequency_penalty=0.1, repetition_penalty=0.1, min_tokens=2**31,
+        include_stop_str_in_output=True, prompt_logprobs=20, processed_logprobs=True,
+        repetition_detection=RepetitionDetection(2**31, 2**31, 2**31),
+        logit_bias=tuple((2**31 - 1 - i, 0.1) for i in range(num_entries)),
+    )  # fmt: skip
+
+
+def encoded_bytes(topology, lengths, num_appended=0, entries=()):
     """Bytes of the plan in which every row is removed, taken by a new request of `lengths[i]` known tokens (none if
-    `lengths` is empty) and scheduled, with every string and number at its limit."""
+    `lengths` is empty) and `entries[i]` (0 where it ends) in its lists, and scheduled, with every string and number at
+    its limit."""
     depth, block_size = topology.scheduler.pipeline_depth, topology.kv_cache.block_size
     rows = topology.scheduler.max_num_seqs
-    sampling = SamplingParams(
-        seed=2**64 - 1, temperature=0.1, top_k=2**31, top_p=0.1, min_p=0.1, max_tokens=2**31,
-        ignore_eos=True, logprobs=20,
-    )  # fmt: skip
     new_rows = [
         NewRow(2**31 - 1, LARGE, "r" * 128, 2**31 - 1, LARGE, LARGE, bytes(4 * n),
-               bytes(4 * blocks_for(n + depth, block_size)), sampling)
-        for n in lengths
+               bytes(4 * blocks_for(n + depth, block_size)), sampling_with(num_entries))
+        for n, num_entries in itertools.zip_longest(lengths, entries, fillvalue=0)
     ]  # fmt: skip
     plan = StepPlan(
         LARGE, LARGE, LARGE, new_rows, bytes(4 * rows), bytes(4 * rows), bytes(8 * rows), bytes(4 * rows),
@@ -72,7 +89,7 @@ def test_the_largest_plan_fits(max_num_seqs, budget, max_model_len):
     assert max_num_seqs == 1 or num_bytes > 0.8 * call.slot_bytes
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_any_plan_within_the_limits_fits(data):
     topology = topology_with(
@@ -80,12 +97,38 @@ def test_any_plan_within_the_limits_fits(data):
         data.draw(st.sampled_from([8, 16, 256])), data.draw(st.integers(1, 3)),
     )  # fmt: skip
     max_model_len = data.draw(st.integers(1, 5000))
-    left, lengths = max_plan_tokens(topology, max_model_len), []
+    left, lengths, entries = max_plan_tokens(topology, max_model_len), [], []
     for _ in range(data.draw(st.integers(0, topology.scheduler.max_num_seqs))):
+        most = min(left // TOKENS_PER_SAMPLING_ENTRY, MAX_SAMPLING_ENTRIES)
+        entries.append(data.draw(st.sampled_from([0, most // 7, most])))
+        left -= TOKENS_PER_SAMPLING_ENTRY * entries[-1]
         lengths.append(data.draw(st.integers(0, min(left, max_model_len))))
         left -= lengths[-1]
     call, _ = plan_boards(topology, max_model_len, epoch=0)
-    assert encoded_bytes(topology, lengths) <= call.slot_bytes
+    assert encoded_bytes(topology, lengths, entries=entries) <= call.slot_bytes
+
+
+token_ids = st.integers(0, 2**31 - 1)
+
+
+@settings(deadline=None)
+@given(
+    logit_bias=st.lists(st.tuples(token_ids, st.floats(-100, 100)), max_size=9),
+    bad_token_ids=st.lists(st.lists(token_ids, min_size=1, max_size=4), max_size=9),
+    ids=st.lists(st.lists(token_ids, max_size=300), min_size=2, max_size=2),
+)
+def test_an_entry_of_any_kind_takes_no_more_than_its_share(logit_bias, bad_token_ids, ids):
+    """Beside a constant for the headers of the lists, which `sampling_with` has without entries."""
+    lists = {
+        "logit_bias": tuple(logit_bias),
+        "bad_token_ids": tuple(map(tuple, bad_token_ids)),
+        "allowed_token_ids": tuple(ids[0]),
+        "stop_token_ids": tuple(ids[1]),
+    }
+    sampling = msgspec.structs.replace(sampling_with(), **lists)
+    num_bytes = len(msgspec.msgpack.encode(sampling)) - len(msgspec.msgpack.encode(sampling_with()))
+    headers = 4 * len(lists)  # an array of up to 15 entries has a header of 1 byte, a longer one of up to 5
+    assert num_bytes <= 4 * TOKENS_PER_SAMPLING_ENTRY * sampling.num_entries + headers
 
 
 @given(
@@ -93,7 +136,7 @@ def test_any_plan_within_the_limits_fits(data):
     block_size=st.sampled_from([8, 16, 256]),
     depth=st.integers(1, 3),
 )
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_the_plan_that_only_appends_blocks_fits(shares, block_size, depth):
     """Each row computes its share of the budget, and needs blocks for it and for the steps in flight."""
     topology = topology_with(len(shares), sum(shares), block_size, depth)
@@ -106,9 +149,14 @@ def test_the_plan_that_only_appends_blocks_fits(shares, block_size, depth):
 def test_the_largest_result_fits():
     topology = topology_with(64)
     _, result = plan_boards(topology, 8192, epoch=3)
+    num_tokens = topology.scheduler.max_num_batched_tokens
+    of_prompts = PromptLogprobs(
+        bytes(8 * 64), bytes(4 * 64), bytes(4 * 64), bytes(4 * num_tokens), bytes(4 * num_tokens),
+        bytes(4 * 20 * num_tokens), bytes(4 * 20 * num_tokens),
+    )  # fmt: skip
     largest = StepResult(
         LARGE, LARGE, bytes(8 * 64), bytes(4 * 64), bytes(4 * 64), LARGE, LARGE,
-        bytes(4 * 64), bytes(4 * 64), bytes(4 * 64 * 20), bytes(4 * 64 * 20), LARGE,
+        bytes(4 * 64), bytes(4 * 64), bytes(4 * 64 * 20), bytes(4 * 64 * 20), LARGE, prompt_logprobs=of_prompts,
     )  # fmt: skip
     num_bytes = len(msgspec.msgpack.encode(largest))
     assert 0.8 * result.slot_bytes < num_bytes <= result.slot_bytes
@@ -137,6 +185,10 @@ def test_the_worker_may_be_a_guest():
     assert plan_boards(topology, 100, 0)[0].num_readers == 1
 
 
-def test_a_request_of_full_length_always_fits_into_a_plan():
-    assert max_plan_tokens(topology_with(max_num_batched_tokens=64), 8192) == 8192
-    assert max_plan_tokens(topology_with(max_num_batched_tokens=4096), 8192) == 16384
+def test_a_request_of_full_length_with_full_lists_always_fits_into_a_plan():
+    # 4,096 entries of 4 tokens each beside the tokens of the request.
+    assert max_plan_tokens(topology_with(max_num_batched_tokens=64), 8192) == 8192 + 16384
+    assert max_plan_tokens(topology_with(max_num_batched_tokens=16384), 8192) == 65536
+    topology = topology_with(1, 1)
+    call, _ = plan_boards(topology, 100, epoch=0)
+    assert encoded_bytes(topology, [100], entries=[MAX_SAMPLING_ENTRIES]) <= call.slot_bytes

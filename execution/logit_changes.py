@@ -1,0 +1,162 @@
+"""Bias, masks and penalties of a step: gathered from its rows on the host, applied to their logits all at once.
+
+Only rows whose requests ask for any have a `RowLogits`; a step without such rows does nothing here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..kernels.masks import add_bias, allow_only, forbid
+from ..kernels.penalties import penalize
+from ..kernels.sampling import PIECE_LOGITS, SamplingBatch
+from ..mailbox.messages.steps import StepPlan
+from .input_batch import InputBatch, Int32s, Int64s
+from .prepare_inputs import StepInputs
+from .row_logits import RowLogits, has_row_logits
+from .token_counts import Float32s
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogits:
+    """What the k rows of a step sample from."""
+
+    logits: Tensor
+    """float32 [k, vocab]: after bias, masks and penalties."""
+    parameters: SamplingBatch | None
+    """None: every row is greedy."""
+    raw: dict[int, Tensor] = field(default_factory=dict)
+    """Index into the k rows -> the model's own logits, float32 [vocab], where they are wanted and were changed."""
+
+
+class LogitChanges:
+    """The `RowLogits` of the persistent batch."""
+
+    def __init__(self, batch: InputBatch, vocab_size: int) -> None:
+        self._batch, self._vocab_size = batch, vocab_size
+        self._rows: dict[int, RowLogits] = {}
+
+    def apply(self, plan: StepPlan) -> None:
+        """Follow the rows of a plan that the batch has applied."""
+        if self._rows:
+            for row in np.frombuffer(plan.removed_rows, np.int32).tolist():
+                self._rows.pop(row, None)
+        for new in plan.new_rows:
+            if has_row_logits(new.sampling):
+                prompt_ids = self._batch.token_ids[new.row, : new.num_prompt_tokens]
+                self._rows[new.row] = RowLogits(new.sampling, prompt_ids, self._vocab_size)
+            else:
+                self._rows.pop(new.row, None)
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self._rows.clear()
+
+    def change(self, logits: Tensor, inputs: StepInputs) -> dict[int, Tensor]:
+        """logits: float32 [k, vocab] of the rows that sample; changed in place. Returns `StepLogits.raw`."""
+        if not self._rows:
+            return {}
+        arrays, rows = self._batch.sampling, inputs.sample_rows
+        wants_raw = arrays.has_logprobs[rows] & ~arrays.has_processed_logprobs[rows]
+        positions = inputs.sample_positions.tolist()
+        raw: dict[int, Tensor] = {}
+        edits = _Edits()
+        for index, row in enumerate(rows.tolist()):
+            if (row_logits := self._rows.get(row)) is not None:
+                first = self._batch.num_prompt_tokens[row]
+                edits.collect(index, row_logits, self._batch.token_ids[row, first : positions[index]])
+                if edits.num_entries >= PIECE_LOGITS:
+                    raw |= edits.apply_to(logits, wants_raw)
+                    edits = _Edits()
+        return raw | edits.apply_to(logits, wants_raw)
+
+
+class _Entries:
+    """Pairs of row and token id, with numbers beside; `kernels.masks` says what an entry is."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self._token_ids: list[Int32s | Int64s] = []
+        self._values: list[Float32s] = []
+
+    def add(self, row: int, token_ids: Int32s | Int64s, values: Float32s | None = None) -> None:
+        if token_ids.size:
+            self.rows.append(row)
+            self._token_ids.append(token_ids)
+            if values is not None:
+                self._values.append(values)
+
+    def entries(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """(rows, token ids), int64 [m] each; there are some."""
+        rows = np.repeat(np.array(self.rows, np.int64), [ids.size for ids in self._token_ids])
+        return _on(device, rows), _on(device, np.concatenate(self._token_ids, dtype=np.int64))
+
+    def values(self, device: torch.device) -> Tensor:
+        """float32 [m]"""
+        return _on(device, np.concatenate(self._values))
+
+    def repeat(self, numbers: list[float], device: torch.device) -> Tensor:
+        """A number a row -> a number an entry, float32 [m]."""
+        return _on(device, np.repeat(np.array(numbers, np.float32), [ids.size for ids in self._token_ids]))
+
+
+class _Edits:
+    """What some rows of a step change."""
+
+    def __init__(self) -> None:
+        self.num_entries = 0
+        self._changed: list[int] = []
+        """Rows with any entry, ascending."""
+        self._bias, self._allowed, self._forbidden, self._used = _Entries(), _Entries(), _Entries(), _Entries()
+        self._penalized: list[RowLogits] = []
+        """Of the rows of `_used`."""
+
+    def collect(self, index: int, row: RowLogits, output: Int32s) -> None:
+        """`output`: the row's tokens after the prompt, before the one to be sampled."""
+        allowed, forbidden = row.masks_at(output)
+        self._bias.add(index, row.bias_ids, row.bias)
+        self._allowed.add(index, allowed)
+        self._forbidden.add(index, forbidden)
+        num_entries = row.bias_ids.size + allowed.size + forbidden.size
+        if row.counts is not None:
+            row.counts.count(output)
+            if row.counts.token_ids.size:
+                self._used.add(index, row.counts.token_ids, row.counts.counts)
+                self._penalized.append(row)
+                num_entries += row.counts.token_ids.size
+        if num_entries:
+            self._changed.append(index)
+            self.num_entries += num_entries
+
+    def apply_to(self, logits: Tensor, wants_raw: NDArray[np.bool_]) -> dict[int, Tensor]:
+        """Bias, masks, penalties, in this order. Returns copies of the rows that change and are wanted, bool [k]."""
+        kept = [index for index in self._changed if wants_raw[index]]
+        raw = dict(zip(kept, logits[kept], strict=True)) if kept else {}
+        device = logits.device
+        if self._bias.rows:
+            add_bias(logits, *self._bias.entries(device), self._bias.values(device))
+        if self._allowed.rows:
+            limited = _on(device, np.array(self._allowed.rows, np.int64))
+            allow_only(logits, limited, *self._allowed.entries(device))
+        if self._forbidden.rows:
+            forbid(logits, *self._forbidden.entries(device))
+        if self._used.rows:
+            used, all_sampling = self._used, [row.sampling for row in self._penalized]
+            penalize(
+                logits,
+                *used.entries(device),
+                used.values(device),
+                repetition=used.repeat([sampling.repetition_penalty for sampling in all_sampling], device),
+                frequency=used.repeat([sampling.frequency_penalty for sampling in all_sampling], device),
+                presence=used.repeat([sampling.presence_penalty for sampling in all_sampling], device),
+            )
+        return raw
+
+
+def _on(device: torch.device, array: NDArray[np.int64] | NDArray[np.float32]) -> Tensor:
+    return torch.from_numpy(array).to(device)

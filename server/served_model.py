@@ -1,0 +1,32 @@
+"""What the fields of a request are checked against."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..actors.frontend_api import FrontendAPI
+from ..topology.schema import ServerSection
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """The model and the engine's settings, as far as the validation of requests needs them."""
+
+    name: str
+    max_model_len: int
+    """Prompt and output together [tokens]."""
+    vocab_size: int
+    has_priorities: bool = False
+    """The scheduler orders by priority; else a request's priority must be 0."""
+    processes_logprobs: bool = False
+    """What a request without `logprobs_mode` gets: log-probabilities after all processing, not the model's own."""
+
+
+def served_model(frontend: FrontendAPI, settings: ServerSection) -> ServedModel:
+    """As the frontend and `[server]` say it."""
+    return ServedModel(
+        name=frontend.model_name,
+        max_model_len=frontend.max_model_len,
+        vocab_size=frontend.vocab_size,
+        has_priorities=frontend.has_priorities,
+        processes_logprobs=settings.logprobs_mode == "processed",
+    )
