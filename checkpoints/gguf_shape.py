@@ -11,7 +11,7 @@ from .gguf_rope import ROPE_FACTORS, read_rope_factors, refuse_ropes
 from .llama_weights import EMBEDDING, HEAD
 from .model_weights import check_weights, count_parameters
 from .shape import ModelShape
-from .shape_checks import MAX_LAYERS, check_shape
+from .shape_checks import check_shape
 from .special_ids import gguf_special_ids
 
 _GEMMA3_PERIOD = 6
@@ -79,10 +79,7 @@ def _with_gemma3_layers(file: GGUFFile, shape: ModelShape) -> ModelShape:
     if window:
         shape = msgspec.structs.replace(
             shape,
-            windows=tuple(
-                None if (layer + 1) % _GEMMA3_PERIOD == 0 else window
-                for layer in range(min(shape.num_layers, MAX_LAYERS))
-            ),
+            windows=tuple(None if layer % _GEMMA3_PERIOD == 0 else window for layer in range(1, shape.num_layers + 1)),
             window_rope_theta=file.number("gemma3.rope.freq_base_swa") or _GEMMA3_WINDOW_THETA,
         )
     if shape.num_layers == _GEMMA3_LAYERS_27B:

@@ -7,7 +7,6 @@ from typing import TypedDict
 from ..errors import CorruptCheckpoint, UnsupportedModel
 from .hf_config import Gemma3Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 from .hf_rope import Rope, read_gemma3_ropes, read_rope
-from .shape_checks import MAX_LAYERS
 
 
 class Features(TypedDict, total=False):
@@ -85,7 +84,7 @@ def _gemma3(config: Gemma3Config, head_dim: int, where: str) -> Features:
     if layer_types is None:
         layer_types = [
             "full_attention" if (layer + 1) % pattern == 0 else "sliding_attention"
-            for layer in range(_num_layers(config))
+            for layer in range(config.num_hidden_layers)
         ]
     windows = _windows(layer_types, config.sliding_window, config, where)
     divisor = None if config.query_pre_attn_scalar == head_dim else config.query_pre_attn_scalar
@@ -105,7 +104,7 @@ def _rope_fields(rope: Rope) -> Features:
 
 
 def _all_layers(config: MistralConfig) -> tuple[int | None, ...]:
-    return () if config.sliding_window is None else (config.sliding_window,) * _num_layers(config)
+    return () if config.sliding_window is None else (config.sliding_window,) * config.num_hidden_layers
 
 
 def _qwen_windows(config: Qwen2Config, where: str) -> tuple[int | None, ...]:
@@ -114,7 +113,7 @@ def _qwen_windows(config: Qwen2Config, where: str) -> tuple[int | None, ...]:
     if layer_types is None:
         layer_types = [
             "full_attention" if window is None or layer < config.max_window_layers else "sliding_attention"
-            for layer in range(_num_layers(config))
+            for layer in range(config.num_hidden_layers)
         ]
     return _windows(layer_types, window, config, where)
 
@@ -139,8 +138,3 @@ def _windows(layer_types: list[str], window: int | None, config: LlamaConfig, wh
             advice="check sliding_window and use_sliding_window",
         )
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
-
-
-def _num_layers(config: LlamaConfig) -> int:
-    """Never more than a model may have: the number is checked already."""
-    return min(config.num_hidden_layers, MAX_LAYERS)

@@ -28,11 +28,13 @@ def model_weights(shape: ModelShape) -> dict[Names, Size]:
 
 def held_weights(shape: ModelShape) -> dict[Names, Size]:
     """As `model_weights`, with the sizes that a loaded model holds: a norm of heads once for each of them."""
-    num_heads = {Q_NORM: shape.num_heads, K_NORM: shape.num_kv_heads}
-    return {
-        names: (num_heads.get(names[1].partition("layers.")[2].partition(".")[2], 1) * size[0], *size[1:])
-        for names, size in model_weights(shape).items()
-    }
+    held = model_weights(shape)
+    for names, size in held.items():
+        if names[1].endswith(Q_NORM):
+            held[names] = (shape.num_heads * size[0],)
+        elif names[1].endswith(K_NORM):
+            held[names] = (shape.num_kv_heads * size[0],)
+    return held
 
 
 def has_head_norms(shape: ModelShape) -> bool:

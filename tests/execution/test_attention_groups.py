@@ -157,7 +157,7 @@ def test_number_of_groups_does_not_grow_with_rows():
     assert len(make_step(lengths)[0].groups) <= 2 * 6
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(lengths=st.lists(ROW, min_size=1, max_size=9), scattered=st.booleans(), window=st.integers(1, 90))
 def test_any_mixture_under_a_window(lengths, scattered, window):
     attention, known, q, k, v = make_step(lengths, scattered=scattered, window=window)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from callboard.checkpoints import ModelShape, read_shape, resolve_checkpoint
 from callboard.execution.runner import ModelRunner
 from callboard.mailbox.messages.admission import Admit
 from callboard.mailbox.messages.sampling import SamplingParams
-from callboard.mailbox.messages.steps import StepResult
+from callboard.mailbox.messages.steps import StepPlan
 from callboard.models import CausalLM, load_model
 from callboard.scheduling.events import Event, WorkerAttached
 from callboard.scheduling.limits import SchedulerLimits
@@ -142,16 +143,15 @@ def oracle_logits(oracle: PreTrainedModel, token_ids: Sequence[int]) -> torch.Te
     return logits
 
 
-def oracle_tokens(oracle: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """Greedy, each token computed from the beginning."""
-    ids = list(prompt)
-    for _ in range(num_tokens):
-        ids.append(int(oracle_logits(oracle, ids)[-1].argmax()))
-    return ids[len(prompt) :]
+def is_greedy(oracle: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Whether the oracle, given prompt and tokens as a whole, finds each token the likeliest behind those before it:
+    token by token it would then have generated the same."""
+    logits = oracle_logits(oracle, [*prompt, *tokens[:-1]])
+    return logits[len(prompt) - 1 :].argmax(-1).tolist() == list(tokens)
 
 
 class Engine:
-    """A scheduler and a runner, one step after the other."""
+    """A scheduler and a runner; plans are made as far ahead as the pipeline's depth allows."""
 
     def __init__(self, model: CausalLM, **limits: object) -> None:
         settings = {
@@ -177,7 +177,8 @@ class Engine:
             max_model_len=MAX_LEN,
         )
         self.runner.kv.tensor.fill_(torch.nan)  # a slot that is read unwritten shows up in every token
-        self._step([WorkerAttached(1)])
+        self._plans: deque[StepPlan] = deque()
+        self._plan([WorkerAttached(1)])
 
     def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
         """Greedy tokens of all prompts, which come at once."""
@@ -186,14 +187,18 @@ class Engine:
             Admit(str(index), 0, 1, "t", list(prompt), sampling, (), 0) for index, prompt in enumerate(prompts)
         ]
         tokens: list[list[int]] = [[] for _ in prompts]
-        while events:
-            result = self._step(events)
-            events = [] if result is None else [result]
+        while True:
+            has_step = self._plan(events)
             for deltas in self.scheduler.collect().deltas.values():
                 for request_id, new in zip(deltas.request_ids, deltas.token_ids, strict=True):
                     tokens[int(request_id)] += new
-        return tokens
+            if not has_step:
+                return tokens
+            events = [self.runner.run(self._plans.popleft())]
 
-    def _step(self, events: Sequence[Event]) -> StepResult | None:
-        plan = self.scheduler.step(0, events)
-        return None if plan is None else self.runner.run(plan)
+    def _plan(self, events: Sequence[Event]) -> bool:
+        """Hand `events` in and fill the pipeline; returns whether there is a step to run."""
+        while (plan := self.scheduler.step(0, events)) is not None:
+            self._plans.append(plan)
+            events = []
+        return bool(self._plans)

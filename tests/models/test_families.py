@@ -16,11 +16,11 @@ from callboard.tests.models.families import (
     WINDOW,
     Engine,
     Loaded,
+    is_greedy,
     load,
     make_oracle,
     make_prompt,
     oracle_logits,
-    oracle_tokens,
 )
 
 PROMPT = make_prompt(0, 5 * WINDOW + 3)
@@ -51,9 +51,15 @@ def test_logits_are_those_of_transformers(loaded, attention_factory, chunks):
     torch.testing.assert_close(logits, oracle_logits(loaded.oracle, PROMPT), atol=2e-4, rtol=2e-4)
 
 
+def check(loaded: Loaded, prompts: list[list[int]], tokens: list[list[int]], num_tokens: int) -> None:
+    for prompt, generated in zip(prompts, tokens, strict=True):
+        assert len(generated) == num_tokens
+        assert is_greedy(loaded.oracle, prompt, generated)
+
+
 def test_greedy_tokens_of_a_mixed_batch_in_chunks_of_16(loaded):
     engine = Engine(loaded.model, max_num_batched_tokens=16)
-    assert engine.generate(PROMPTS, 6) == [oracle_tokens(loaded.oracle, prompt, 6) for prompt in PROMPTS]
+    check(loaded, PROMPTS, engine.generate(PROMPTS, 6), 6)
 
 
 def test_bytes_held_are_those_planned(loaded):
@@ -76,13 +82,14 @@ def test_prefix_cache_and_preemption_change_no_token(tmp_path, name):
     """Prompts that share 36 tokens, in a pool that holds little more than one request in full."""
     loaded = load(make_oracle(name), tmp_path)
     prompts = [PROMPT[:36] + prompt for prompt in PROMPTS[:4]]
-    expected = [oracle_tokens(loaded.oracle, prompt, 10) for prompt in prompts]
     engine = Engine(loaded.model, prefix_caching=True)
-    assert engine.generate(prompts[:1], 10) == expected[:1]
-    assert engine.generate(prompts, 10) == expected
+    first = engine.generate(prompts[:1], 10)
+    tokens = engine.generate(prompts, 10)
+    check(loaded, prompts, tokens, 10)
+    assert first == tokens[:1]
     assert engine.scheduler.statistics().prefix_cache_hits >= 4 * 36
     small = Engine(loaded.model, num_blocks=32, max_num_batched_tokens=64)
-    assert small.generate(prompts, 10) == expected
+    assert small.generate(prompts, 10) == tokens
     assert small.scheduler.statistics().num_preemptions > 0
 
 
@@ -93,7 +100,6 @@ def test_prefix_cache_and_preemption_change_no_token(tmp_path, name):
 @pytest.mark.parametrize("num_blocks", [32, 256])
 def test_full_product(loaded, chunk, depth, is_cached, num_blocks):
     prompts = [*PROMPTS, *(PROMPT[:36] + prompt for prompt in PROMPTS[:4])]
-    expected = [oracle_tokens(loaded.oracle, prompt, 20) for prompt in prompts]
     engine = Engine(
         loaded.model,
         max_num_batched_tokens=chunk,
@@ -102,7 +108,7 @@ def test_full_product(loaded, chunk, depth, is_cached, num_blocks):
         num_blocks=num_blocks,
     )
     for _ in range(2):
-        assert engine.generate(prompts, 20) == expected
+        check(loaded, prompts, engine.generate(prompts, 20), 20)
 
 
 @pytest.mark.parametrize("name", ["llama-biases", "qwen3", "gemma3"])

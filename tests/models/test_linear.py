@@ -31,15 +31,17 @@ needs_half = pytest.mark.skipif(not can_pack_half(), reason="FBGEMM packs no flo
     in_features=st.integers(1, 80),
     out_features=st.integers(1, 80),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    has_bias=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_equals_f_linear(num_rows, in_features, out_features, dtype, seed):
+def test_equals_f_linear(num_rows, in_features, out_features, dtype, has_bias, seed):
     random = torch.Generator().manual_seed(seed)
     weight = torch.randn(out_features, in_features, generator=random).to(dtype)
+    bias = torch.randn(out_features, generator=random).to(dtype) if has_bias else None
     width = compute_dtype(dtype, CPU)
     x = torch.randn(num_rows, in_features, generator=random).to(width)
-    expected = F.linear(x.double(), weight.double())
-    got = hold_linear(weight.clone())(x)
+    expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    got = hold_linear(weight.clone(), bias)(x)
     assert got.dtype == width and got.shape == (num_rows, out_features)
     tolerance = 1e-5 if width == torch.float32 else 2**-7
     torch.testing.assert_close(got.double(), expected, atol=tolerance * in_features**0.5, rtol=tolerance)
@@ -49,6 +51,14 @@ def test_equals_f_linear(num_rows, in_features, out_features, dtype, seed):
 def test_takes_rows_with_strides(held_as):
     x, weight = torch.randn(6, 100)[:, 20:84], torch.randn(32, 64).half().float()
     torch.testing.assert_close(held_as(weight)(x), x.contiguous() @ weight.T, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("held_as", [PlainLinear, PackedLinear, pytest.param(HalfLinear, marks=needs_half)])
+def test_a_bias_is_added_and_counted(held_as):
+    weight, bias = torch.zeros(32, 64), torch.randn(32)
+    held = held_as(weight, bias)
+    assert torch.equal(held(torch.randn(5, 64)), bias.expand(5, 32))
+    assert held.num_bytes - held_as(weight).num_bytes == 4 * 32
 
 
 @needs_half
