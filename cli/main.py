@@ -54,7 +54,10 @@ def serve(
     ] = None,
     overrides: SetOption = None,
 ) -> None:
-    """Serve MODEL over HTTP; prints `ready http://HOST:PORT` when it does."""
+    """Serve MODEL over HTTP; prints `ready http://HOST:PORT` when it does.
+
+    All else is set in a topology file or with --set: docs/topology.md. docs/vllm_options.md has vLLM's options.
+    """
     from .serve import serve_topology
 
     settings = list(overrides or ())

@@ -69,7 +69,11 @@ def from_http_exception(error: web.HTTPException, method: str, path: str) -> Req
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return InvalidRequest(f"the request body is too large: {error.text}", code="request_too_large", status=413)
     if isinstance(error, web.HTTPNotFound):
-        return InvalidRequest(f"there is no {path[:MAX_PATH_CHARS]!r} here", code="unknown_path", status=404)
+        return InvalidRequest(
+            f"there is no {path[:MAX_PATH_CHARS]!r} here; GET /openapi.json lists what there is",
+            code="unknown_path",
+            status=404,
+        )
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         return InvalidRequest(

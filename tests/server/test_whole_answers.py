@@ -183,7 +183,7 @@ async def test_version_and_unknown_paths(serve, http):
     assert await get(http, url + "/version") == (200, {"version": __version__})
     status, answer = await get(http, url + "/v1/embeddings")
     assert (status, set(answer["error"])) == (404, {"message", "type", "param", "code"})
-    assert answer["error"]["message"] == "there is no '/v1/embeddings' here"
+    assert answer["error"]["message"] == "there is no '/v1/embeddings' here; GET /openapi.json lists what there is"
     async with http.get(url + "/v1/completions") as response:
         assert response.status == 405
         assert "POST" in response.headers["Allow"]
