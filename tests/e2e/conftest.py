@@ -6,16 +6,20 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from callboard.bench.overlap import read_counter
 from callboard.bench.random_model import write_random_model
+from callboard.bench.server_process import ServerProcess
 from callboard.tests.e2e.null_engine import Oracle
+
+if TYPE_CHECKING:
+    from callboard.tests.e2e.family_servers import FamilyServer
 
 GAUGES = ("callboard:num_requests_running", "callboard:num_requests_waiting", "callboard:kv_cache_usage_perc")
 
@@ -98,3 +102,25 @@ def null_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def oracle(null_model: Path) -> Oracle:
     """What an engine with that model must say."""
     return Oracle(null_model)
+
+
+@pytest.fixture(scope="session")
+def smol(smollm2_gguf: Path) -> Iterator[ServerProcess]:
+    """The real model in float32, served as `smol`: for modules that ask and leave it as it was."""
+    settings = (
+        "process.worker.threads=1",  # threads that wait for each other are slow on a machine that has other work
+        "model.served_name=smol",
+        "kv_cache.num_blocks=2048",
+    )
+    words = [word for setting in settings for word in ("--set", setting)]
+    with ServerProcess(str(smollm2_gguf), "--dtype", "float32", *words) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FamilyServer]:
+    """A tiny random Gemma 3, its weights also in transformers."""
+    from callboard.tests.e2e.family_servers import CHUNK_16, serve_family  # transformers takes seconds to import
+
+    with serve_family("gemma3", tmp_path_factory.mktemp("gemma3"), *CHUNK_16) as family:
+        yield family

@@ -118,15 +118,18 @@ def test_a_request_that_breaks_off(server: ServerProcess) -> None:
         (["1"], "'1'"),
         ([True], "bool"),
         ([None], "null"),
-        ([[1], []], "2 prompts"),
+        ([[1], []], "prompt[1] must not be empty"),
         ([9_223_372_036_854_775_808], "9223372036854775808"),
         ([2**70], "prompt"),
         ([], "empty"),
         ("", "empty"),
         (None, "prompt"),
-        (5, "text or a list of token ids"),
-        ({"a": 1}, "text or a list of token ids"),
-        (["a", "b"], "2 prompts"),
+        (5, "text, token ids, or a list of prompts"),
+        ({"a": 1}, "text, token ids, or a list of prompts"),
+        (["a", ""], "prompt[1] must not be empty"),
+        (["a", [VOCABULARY]], f"{VOCABULARY}"),
+        ([[5] * 300, "a"], "300"),
+        (["a"] * 1025, "1,025"),
     ],
     ids=repr,
 )
@@ -193,9 +196,9 @@ def test_prompt_and_max_tokens_against_the_length(completions: Callable[..., Any
         ("tools", [5, [5]]),
         ("tool_choice", [5]),
         ("stop", [5, [5], [""], ["a"] * 5000, "a" * 5000]),
-        ("n", ["x", 0, -1, 100_000]),
+        ("n", ["x", 0, -1, 129, 100_000]),
         ("temperature", ["hot", -1, 2.5e9]),
-        ("top_p", [1.5, -0.1, 0, "x"]),
+        ("top_p", [1.5, -0.1, "x"]),
         ("top_k", [1.5, -2, 2**70]),
         ("min_p", [1.1, -0.1]),
         ("max_tokens", [-5, 0, 1.5, "9"]),
@@ -208,7 +211,7 @@ def test_prompt_and_max_tokens_against_the_length(completions: Callable[..., Any
         ("response_format", [{"type": "json_schema", "json_schema": {"name": "a"}}]),
         ("stream", ["yes"]),
         ("stream_options", [[], {"include_usage": True}]),
-        ("logit_bias", [{"10000000": -100}, {"abc": 1}, {"5": "x"}, {"-1": 1}, {"5": 101}, 5]),
+        ("logit_bias", [{"10000000": -100}, {"abc": 1}, {"5": "x"}, {"-1": 1}, {f"{VOCABULARY}": 1}, {"1.5": 1}, 5]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -226,7 +229,91 @@ def test_a_number_out_of_range(chat: Callable[..., Any]) -> None:
         reply = chat(json.dumps(CHAT)[:-1].encode() + f', "{field}": 1e400}}'.encode())
         assert (reply.status, reply.error["param"]) == (400, field)
     bias = chat(json.dumps(CHAT)[:-1].encode() + b', "logit_bias": {"5": 1e400}}')
-    assert (bias.status, bias.error["param"]) == (400, "logit_bias")
+    assert (bias.status, bias.error["param"]) == (400, "logit_bias.5")
+
+
+WRONG_AT_BOTH: list[tuple[str, list[object]]] = [
+    ("presence_penalty", [2.1, -2.1, "x"]),
+    ("frequency_penalty", [2.1, -2.1, "x"]),
+    ("repetition_penalty", [0, -1, 101, "x"]),
+    ("min_tokens", [2, -1, 1.5]),
+    ("stop_token_ids", [[VOCABULARY], [-1], ["1"], 5]),
+    ("allowed_token_ids", [[], [VOCABULARY], [-1], [1.5]]),
+    ("bad_words", [[""], "a", [5], ["x" * 257]]),
+    ("include_stop_str_in_output", [1, "yes"]),
+    ("skip_special_tokens", [0, "no"]),
+    ("prompt_logprobs", [-1, 21, True]),
+    ("logprobs_mode", ["raw", 5]),
+    ("truncate_prompt_tokens", [0, -2, LENGTH, "5"]),
+    ("repetition_detection", [5, {}, {"max_pattern_size": 4, "min_count": 1}, {"max_pattern_size": 1025}]),
+    ("add_special_tokens", [5, "yes"]),
+    ("cache_salt", ["", 5, "s" * 1025]),
+    ("priority", [1, -1, "x"]),
+    ("return_token_ids", [1, "yes"]),
+    ("return_tokens_as_token_ids", [1, "yes"]),
+    ("best_of", [2, 0, "x"]),
+    ("echo", [5, "yes"]),
+]
+WRONG_IN_CHAT: list[tuple[str, list[object]]] = [
+    ("continue_final_message", [1, "x"]),
+    ("add_generation_prompt", [0, "x"]),
+    ("chat_template_kwargs", [5, [], {"messages": []}, {"chat_template": "{{ x }}"}]),
+    ("documents", [5, [5]]),
+    ("chat_template", ["{{ x }}"]),
+]
+WRONG_IN_COMPLETIONS: list[tuple[str, list[object]]] = [
+    ("logprobs", [-1, 21, "x", 1.5]),
+    ("suffix", ["x"]),
+    ("max_tokens", [0, -1]),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_wrong_values_of_the_other_fields(
+    chat: Callable[..., Any], completions: Callable[..., Any], stream: bool
+) -> None:
+    """A refusal comes before the stream: a status and a body, streamed or not."""
+    text = {"prompt": "a", "max_tokens": 1, "stream": stream}
+    for ask, body, table in (
+        (chat, {**CHAT, "stream": stream}, WRONG_AT_BOTH + WRONG_IN_CHAT),
+        (completions, text, WRONG_AT_BOTH + WRONG_IN_COMPLETIONS),
+    ):
+        for field, values in table:
+            for value in values:
+                reply = ask({**body, field: value})
+                assert reply.status == 400, (field, value)
+                assert reply.error["param"].startswith(field) and field in reply.error["message"], (field, value)
+                if value == [VOCABULARY]:
+                    assert f"{VOCABULARY}" in reply.error["message"]
+
+
+def test_what_is_counted_over_several_fields(completions: Callable[..., Any]) -> None:
+    """Prompts times n; entries of all lists; log-probabilities of the prompt times choices and tops."""
+    for fields, param in (
+        ({"prompt": ["a"] * 9, "n": 128}, "prompt"),
+        ({"prompt": "a", "allowed_token_ids": [*range(4096)], "stop_token_ids": [1]}, "allowed_token_ids"),
+        ({"prompt": "a", "n": 64, "prompt_logprobs": 2}, "prompt_logprobs"),
+        ({"prompt": "a", "n": 128, "logprobs": 1, "echo": True}, "prompt_logprobs"),
+    ):
+        reply = completions({"max_tokens": 1, **fields})
+        assert (reply.status, reply.error["param"]) == (400, param), reply.text
+
+
+def test_values_at_the_ends_of_their_ranges_are_taken(chat: Callable[..., Any]) -> None:
+    """0 for top_p is greedy, a bias beyond 100 counts as 100, and the last id of the vocabulary has one."""
+    last = str(VOCABULARY - 1)
+    for fields in (
+        {"top_p": 0}, {"top_p": 1}, {"top_k": -1}, {"top_k": 0}, {"top_k": 2**31 - 1}, {"min_p": 1},
+        {"temperature": 100}, {"cache_salt": "s" * 1024},
+        {"logit_bias": {last: 101}}, {"logit_bias": {last: -1e9}}, {"presence_penalty": -2, "frequency_penalty": 2},
+        {"repetition_penalty": 0.01}, {"repetition_penalty": 100}, {"stop": ["x" * 256] * 4}, {"n": 1, "best_of": 1},
+        {"stop_token_ids": [VOCABULARY - 1]}, {"allowed_token_ids": [VOCABULARY - 1]}, {"min_tokens": 1},
+        {"truncate_prompt_tokens": 1}, {"truncate_prompt_tokens": -1}, {"prompt_logprobs": 20},
+        {"repetition_detection": {"max_pattern_size": 0}}, {"documents": []}, {"chat_template_kwargs": {}},
+    ):  # fmt: skip
+        reply = chat({**CHAT, **fields})
+        assert reply.status == 200, (fields, reply.text)
+        assert reply.json["usage"]["completion_tokens"] == 1
 
 
 def test_seeds_at_the_ends_of_their_range(completions: Callable[..., Any]) -> None:

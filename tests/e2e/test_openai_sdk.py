@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
@@ -20,14 +19,8 @@ PROMPT = "The capital of France is"
 
 
 @pytest.fixture(scope="module")
-def server(smollm2_gguf: Path) -> Iterator[ServerProcess]:
-    settings = (
-        "process.worker.threads=1",  # threads that wait for each other are slow on a machine that has other work
-        f"model.served_name={MODEL}",
-    )
-    words = [word for setting in settings for word in ("--set", setting)]
-    with ServerProcess(str(smollm2_gguf), "--dtype", "float32", *words) as server:
-        yield server
+def server(smol: ServerProcess) -> ServerProcess:
+    return smol
 
 
 @pytest.fixture

@@ -36,14 +36,8 @@ Ask = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def server(smollm2_gguf: Path) -> Iterator[ServerProcess]:
-    settings = (
-        "process.worker.threads=1",  # threads that wait for each other are slow on a machine that has other work
-        "kv_cache.num_blocks=2048",
-    )
-    words = [word for setting in settings for word in ("--set", setting)]
-    with ServerProcess(str(smollm2_gguf), "--dtype", "float32", *words) as server:
-        yield server
+def server(smol: ServerProcess) -> ServerProcess:
+    return smol
 
 
 @pytest.fixture(autouse=True)
