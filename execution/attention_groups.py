@@ -136,8 +136,10 @@ class RowLengths:
     @property
     def are_fresh(self) -> NDArray[np.bool_]:
         """[b]: whether all keys that the row sees are in the step itself, each token's up to its own."""
-        are_fresh = self.starts == 0
-        return are_fresh if self.window is None else are_fresh & (self.num_tokens <= self.window)
+        are_fresh: NDArray[np.bool_] = self.starts == 0
+        if self.window is not None:
+            are_fresh &= self.num_tokens <= self.window
+        return are_fresh
 
 
 def make_group(rows: RowLengths, kv: KVTensors, num_heads: int, dtype: torch.dtype) -> AttentionGroup:
