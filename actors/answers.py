@@ -7,8 +7,10 @@ from typing import assert_never
 
 from ..errors import EngineFailure, InvalidRequest, RequestError
 from ..mailbox.messages.requests import (
+    Answer,
     Detokenize,
     Detokenized,
+    Question,
     Tokenize,
     Tokenized,
     TokenizerToFrontend,
@@ -24,9 +26,6 @@ MAX_IDS = 1 << 20
 """Ids in a question."""
 MAX_BYTES = 1 << 24
 """Of the text of ids in a question: with those of white space a few ids can name a lot of it."""
-
-Question = Tokenize | Detokenize
-Answer = Tokenized | Detokenized
 
 
 class Answers:

@@ -17,12 +17,14 @@ from ..mailbox import Inbox
 from ..mailbox.messages.requests import (
     AS_IT_IS,
     Abort,
+    Answer,
     Detokenize,
     Detokenized,
     FrontendToTokenizer,
     Generate,
     Prompt,
     PromptOptions,
+    Question,
     Refused,
     TextDeltas,
     Tokenize,
@@ -35,7 +37,7 @@ from ..shm_queue import mark_of
 from ..topology.schema import KVCacheSection
 from .faults import Faults
 from .frontend_api import ActorStart, Health
-from .questions import Answer, Question, Questions
+from .questions import Questions
 from .refusals import error_of
 from .room import check_choices, check_frontend, check_queue
 from .sender import Sender

@@ -9,19 +9,9 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from ..errors import EngineFailure, RequestAtFault, RequestError
-from ..mailbox.messages.requests import (
-    Abort,
-    Detokenize,
-    Detokenized,
-    FrontendToTokenizer,
-    Tokenize,
-    Tokenized,
-)
+from ..mailbox.messages.requests import Abort, Answer, FrontendToTokenizer, Question
 from ..shm_queue import mark_of
 from .sender import Sender
-
-Question = Tokenize | Detokenize
-Answer = Tokenized | Detokenized
 
 
 class _Open:

@@ -20,11 +20,13 @@ from ..mailbox.messages.admission import (
 )
 from ..mailbox.messages.requests import (
     Abort,
+    Answer,
     Delivered,
     Detokenize,
     Finish,
     FrontendToTokenizer,
     Generate,
+    Question,
     Refused,
     Resume,
     Tokenize,
@@ -32,7 +34,7 @@ from ..mailbox.messages.requests import (
 )
 from ..shm_queue import ProgressLine, mark_of
 from ..text import Tokenizer
-from .answers import Answer, Answers, Question
+from .answers import Answers
 from .faults import Faults
 from .prompt_encoder import EncodedPrompt, PromptEncoder
 from .refusals import refused

@@ -18,8 +18,9 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ..errors import ActorFault, EndOfStream, StaleEpoch
-from ..mailbox.messages.steps import MAX_ERROR_CHARS, StepOutcome, StepPlan, StepResult
+from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressLine
+from ..topology.boards import MAX_ERROR_CHARS
 
 _PUBLISH_TIMEOUT_S = 60.0
 """Results have a slot for every plan in flight, so a wait for one means that the scheduler does not move."""

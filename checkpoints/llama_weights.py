@@ -14,6 +14,7 @@ LayerTensor = tuple[str, str, Size]
 """GGUF name and Hugging Face name within a layer, and size."""
 
 EMBEDDING: Names = ("token_embd.weight", "model.embed_tokens.weight")
+FINAL_NORM: Names = ("output_norm.weight", "model.norm.weight")
 HEAD: Names = ("output.weight", "lm_head.weight")
 
 
@@ -27,7 +28,7 @@ def decoder_weights(shape: ModelShape, layer_tensors: Iterable[LayerTensor]) -> 
     """Embedding, last norm, head, and `layer_tensors` in every layer."""
     weights: dict[Names, Size] = {
         EMBEDDING: (shape.vocab_size, shape.hidden_size),
-        ("output_norm.weight", "model.norm.weight"): (shape.hidden_size,),
+        FINAL_NORM: (shape.hidden_size,),
     }
     if not shape.tie_word_embeddings:
         weights[HEAD] = (shape.vocab_size, shape.hidden_size)

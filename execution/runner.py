@@ -14,7 +14,7 @@ from ..mailbox.messages.sampling import SamplingParams
 from ..mailbox.messages.steps import NewRow, PromptLogprobs, StepPlan, StepResult
 from ..models.protocol import CausalLM
 from .attention import PagedAttention
-from .input_batch import InputBatch, Int32s
+from .input_batch import InputBatch
 from .kv_tensors import KVTensors
 from .logit_changes import LogitChanges, StepLogits
 from .prepare_inputs import StepInputs, prepare_inputs
@@ -63,7 +63,7 @@ class ModelRunner:
                 logits = self.model.compute_logits(hidden[self._to_device(inputs.last_tokens)])
                 step = StepLogits(logits, self._sampling_batch(inputs), self.logit_changes.change(logits, inputs))
                 sampled = sample(logits, step.parameters)
-                logprobs = self._logprobs(step, sampled, inputs.sample_rows)
+                logprobs = sampled_logprobs(step, sampled, inputs.sample_rows, self.batch.sampling)
                 token_ids = sampled.cpu().numpy().astype(np.int32)
                 self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, token_ids)
         result = StepResult(
@@ -125,10 +125,6 @@ class ModelRunner:
             indexes=self._to_device((inputs.sample_positions - self.batch.num_prompt_tokens[rows]).astype(np.int64)),
             choices=self._to_device(arrays.choice[rows]),
         )
-
-    def _logprobs(self, step: StepLogits, sampled: Tensor, rows: Int32s) -> dict[str, bytes]:
-        """The fields of StepResult about log-probabilities; empty if no row asks."""
-        return sampled_logprobs(step, sampled, rows, self.batch.sampling)
 
     def _to_device(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
         return torch.from_numpy(array).to(self.model.device)

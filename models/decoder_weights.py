@@ -13,12 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..checkpoints import llama_weights
 from ..checkpoints.model_weights import held_weights, model_weights
 from ..checkpoints.shape import ModelShape
 from .linear import Linear, compute_dtype, held_columns, held_dtype, hold_linear, is_packed
 from .parts import Part, Rows, hold_embedding, hold_head_norms, hold_matrix, hold_norm
 
-EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+_, EMBEDDING = llama_weights.EMBEDDING
+_, FINAL_NORM = llama_weights.FINAL_NORM
+_, HEAD = llama_weights.HEAD
 _NONE = torch.empty(0)
 
 Stacks = Mapping[str, tuple[str, ...]]

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..checkpoints.gguf_rope import ROPE_FACTORS
 from ..checkpoints.shape import Checkpoint, ModelShape
 from ..errors import CorruptCheckpoint
+from .decoder_weights import HEAD
 from .dummy_weights import open_dummy
 from .gguf_loader import open_gguf
 from .protocol import CausalLM
@@ -55,7 +56,7 @@ def _match(
     stored: dict[str, StoredTensor], expected: dict[str, tuple[int, ...]], shape: ModelShape, path: str
 ) -> list[StoredTensor]:
     """The stored tensors that the model wants; CorruptCheckpoint names what does not fit."""
-    ignored = {"lm_head.weight"} if shape.tie_word_embeddings else set()
+    ignored = {HEAD} if shape.tie_word_embeddings else set()
     if shape.rope_factors:
         ignored.add(ROPE_FACTORS)  # the shape has them already
     for what, names in (

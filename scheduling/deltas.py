@@ -55,11 +55,6 @@ class _Delta:
         self.prompt_token_ids: list[int] = []
         """Only beside `prompt_logprobs`."""
 
-    @property
-    def num_prompt_values(self) -> int:
-        """Numbers in `prompt_logprobs`."""
-        return 0 if self.prompt_logprobs is None else self.prompt_logprobs.num_values
-
 
 class Outbox:
     """Deltas and refusals that were not collected yet. Of a request without a tokenizer nothing is kept."""
@@ -118,13 +113,16 @@ class Outbox:
         has_more = False
         for key, delta in self._deltas.items():
             name = delta.tokenizer
-            num_before = num_values.get(name, 0)
-            num_values[name] = num_before + delta.num_prompt_values
-            is_large = num_before > 0 and num_values[name] > MAX_PROMPT_VALUES and delta.num_prompt_values > 0
-            if name in blocked or is_large:
+            if name in blocked:
                 kept[key] = delta
-                has_more |= name not in blocked
                 continue
+            if delta.prompt_logprobs is not None:
+                num_before = num_values.get(name, 0)
+                num_values[name] = num_before + delta.prompt_logprobs.num_values
+                if num_before and num_values[name] > MAX_PROMPT_VALUES:
+                    kept[key] = delta
+                    has_more = True
+                    continue
             by_tokenizer.setdefault(name, []).append(delta)
         messages = {name: _message(deltas) for name, deltas in by_tokenizer.items()}
         outgoing = Outgoing(messages, self._refused, has_more)

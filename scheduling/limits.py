@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from ..topology.boards import MAX_SAMPLING_ENTRIES, TOKENS_PER_SAMPLING_ENTRY
+from ..topology.boards import usual_plan_tokens
 
 PolicyName = Literal["fcfs", "priority"]
 
@@ -53,8 +53,7 @@ class SchedulerLimits(msgspec.Struct, frozen=True):
         """The bound on known tokens in the new rows of one plan."""
         if self.max_plan_tokens is not None:
             return self.max_plan_tokens
-        largest_row = self.max_model_len + TOKENS_PER_SAMPLING_ENTRY * MAX_SAMPLING_ENTRIES
-        return max(largest_row, 4 * self.max_num_batched_tokens)
+        return usual_plan_tokens(self.max_model_len, self.max_num_batched_tokens)
 
     @property
     def max_chunk(self) -> int:

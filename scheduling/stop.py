@@ -22,8 +22,8 @@ def ending_of(request: Request) -> Ending | None:
     (`max_tokens`, the model's length, the pool's), repetition. Before `min_tokens` output tokens, those of earlier
     attempts counted, only the length ends it: there is no place for one token more.
     """
-    is_guarded = request.num_output_tokens < request.sampling.min_tokens
-    last = request.token_ids[-1]
+    min_tokens, last = request.sampling.min_tokens, request.token_ids[-1]
+    is_guarded = min_tokens > 0 and request.num_output_tokens < min_tokens
     if last in request.eos_token_ids and not is_guarded:
         return Ending(RequestState.STOPPED)
     if last in request.stop_token_ids and not is_guarded:

@@ -51,23 +51,20 @@ def _append(
         request.logprobs.append(logprobs)
     request.num_deaths = 0
     state.trial.acquit(request.key)
-    _count_token(state, request)
+    state.counters.generation_tokens += 1
+    if request.first_row_ns is not None:
+        _count_first_token(state, request, request.first_row_ns)
     state.cache_full_blocks(request)
-    state.outbox.add_token(request, _take_prompt_logprobs(request))
+    gathered = request.prompt_logprobs
+    state.outbox.add_token(request, None if gathered is None else _take_prompt_logprobs(request, gathered))
     ending = ending_of(request)
     if ending is not None:
         state.outbox.finish(request, Finish(ending.state.finish_reason, request.usage(), ending.stop_reason))
         state.end(request, ending.state)
 
 
-def _take_prompt_logprobs(request: Request) -> GatheredLogprobs | None:
-    """Those that leave with this token, if it is the first of a request that gathers them.
-
-    Raises ProtocolViolation if some are missing.
-    """
-    gathered = request.prompt_logprobs
-    if gathered is None:
-        return None
+def _take_prompt_logprobs(request: Request, gathered: GatheredLogprobs) -> GatheredLogprobs:
+    """They leave with the first token of a request. Raises ProtocolViolation if some are missing."""
     if gathered.num_known != request.num_prompt_tokens - 1:
         raise ProtocolViolation(
             f"request {request.key} got a token and {gathered.num_known} of "
@@ -77,12 +74,10 @@ def _take_prompt_logprobs(request: Request) -> GatheredLogprobs | None:
     return gathered
 
 
-def _count_token(state: SchedulerState, request: Request) -> None:
-    state.counters.generation_tokens += 1
-    if request.first_row_ns is not None:
-        state.counters.num_prefilled += 1
-        state.counters.prefill_time_ns += state.now_ns - request.first_row_ns
-        request.first_row_ns = None
+def _count_first_token(state: SchedulerState, request: Request, first_row_ns: int) -> None:
+    state.counters.num_prefilled += 1
+    state.counters.prefill_time_ns += state.now_ns - first_row_ns
+    request.first_row_ns = None
 
 
 class _Logprobs:

@@ -6,9 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from callboard.bench.random_model import write_random_model
 from callboard.checkpoints import resolve_checkpoint
+
+# An upper bound on time says how busy the machine is: no example has one.
+settings.register_profile("callboard", deadline=None)
+settings.load_profile("callboard")
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ TOKENS_PER_SAMPLING_ENTRY = 4
 """An entry takes at most 16 bytes of a plan, as much as so many known tokens."""
 
 MAX_ERROR_CHARS = 200
-"""Of what a failed step raised, as the messages of the steps have it (which stand above the topology)."""
+"""Of what a failed step raised."""
 
 MAX_SLOT_BYTES = 256 * 1024 * 1024
 """A plan beyond this is a mistake in the topology; a usual one has some 100 KiB."""
@@ -57,8 +57,13 @@ _SPARE = 256
 def max_plan_tokens(topology: Topology, max_model_len: int) -> int:
     """Known tokens and entries of sampling parameters that the new rows of one plan may carry together, in tokens; the
     scheduler enforces it."""
+    return usual_plan_tokens(max_model_len, topology.scheduler.max_num_batched_tokens)
+
+
+def usual_plan_tokens(max_model_len: int, max_num_batched_tokens: int) -> int:
+    """`max_plan_tokens`, from numbers: a row of full length with full lists, or what fills some steps."""
     full_row = max_model_len + TOKENS_PER_SAMPLING_ENTRY * MAX_SAMPLING_ENTRIES
-    return max(full_row, 4 * topology.scheduler.max_num_batched_tokens)
+    return max(full_row, 4 * max_num_batched_tokens)
 
 
 def max_plan_blocks(topology: Topology, max_model_len: int) -> int:

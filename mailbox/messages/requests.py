@@ -255,5 +255,7 @@ class Detokenized(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=18
     text: str
 
 
-FrontendToTokenizer = Generate | Resume | Abort | Tokenize | Detokenize
-TokenizerToFrontend = TextDeltas | Refused | Tokenized | Detokenized
+Question = Tokenize | Detokenize
+Answer = Tokenized | Detokenized
+FrontendToTokenizer = Generate | Resume | Abort | Question
+TokenizerToFrontend = TextDeltas | Refused | Answer

@@ -80,10 +80,6 @@ class StepOutcome(IntEnum):
     """It was not run, for a step before it failed and no fresh plan has come since."""
 
 
-MAX_ERROR_CHARS = 200
-"""Of the sentence in a failed result."""
-
-
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities of prompt tokens, of the p pieces that the rows of a step computed, m tokens in all.
 
@@ -134,6 +130,6 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31)
     outcome: StepOutcome = StepOutcome.DONE
     """If it is not DONE the result has no rows."""
     error: str = ""
-    """Of a failed step: what it raised, at most MAX_ERROR_CHARS characters."""
+    """Of a failed step: what it raised, at most `topology.boards.MAX_ERROR_CHARS` characters."""
     prompt_logprobs: PromptLogprobs | None = None
     """If a scheduled row asked for them and computed positions of its prompt."""

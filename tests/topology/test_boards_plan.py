@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from callboard.mailbox.messages.sampling import RepetitionDetection, SamplingParams
 from callboard.mailbox.messages.steps import (
-    MAX_ERROR_CHARS,
     NewRow,
     PromptLogprobs,
     StepOutcome,
@@ -21,14 +20,13 @@ from callboard.mailbox.messages.steps import (
 )
 from callboard.topology import (
     blocks_for,
-    boards,
     load_topology,
     max_plan_blocks,
     max_plan_tokens,
     plan_boards,
     topology_from,
 )
-from callboard.topology.boards import MAX_SAMPLING_ENTRIES, TOKENS_PER_SAMPLING_ENTRY
+from callboard.topology.boards import MAX_ERROR_CHARS, MAX_SAMPLING_ENTRIES, TOKENS_PER_SAMPLING_ENTRY
 
 LARGE = 2**63 - 1
 
@@ -167,10 +165,6 @@ def test_the_longest_error_fits_into_the_smallest_result_slot():
     error = "\N{FACE WITH TEARS OF JOY}" * MAX_ERROR_CHARS
     failed = StepResult(LARGE, LARGE, b"", b"", b"", LARGE, LARGE, b"", b"", b"", b"", LARGE, StepOutcome.FAILED, error)
     assert len(msgspec.msgpack.encode(failed)) <= result.slot_bytes
-
-
-def test_the_bound_on_errors_is_that_of_the_messages():
-    assert boards.MAX_ERROR_CHARS == MAX_ERROR_CHARS
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
