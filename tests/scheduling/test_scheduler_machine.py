@@ -92,9 +92,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     engine: Engine
 
-    @initialize(limits=tiny_limits)
-    def start(self, limits: SchedulerLimits) -> None:
-        self.engine = Engine(limits, is_attached=False)
+    @initialize(limits=tiny_limits, is_attached=st.sampled_from([True, True, True, False]))
+    def start(self, limits: SchedulerLimits, is_attached: bool) -> None:
+        """Mostly with a worker: without one nothing runs until `attach_worker` is drawn."""
+        self.engine = Engine(limits, is_attached=is_attached)
         self.num_admitted = 0
         self.num_resumed: dict[Key, int] = {}
         """Tokens with which a request came to a scheduler that did not know it."""
@@ -291,6 +292,43 @@ def test_only_the_bad_end(
     check_only_the_bad_end(msgspec.structs.replace(limits, max_queued_requests=100), wanted, has_killer)
 
 
+def check_taken_over(
+    limits: SchedulerLimits, wanted: list[dict[str, object]], num_steps: int, keeps: bool, has_death: bool
+) -> None:
+    """After some steps every live request is resumed by a client that has all its tokens, or none of them; if
+    `has_death`, because a tokenizer died that took nothing."""
+    engine = Engine(msgspec.structs.replace(limits, max_queued_requests=100))
+    engine.admit(*(make_admit(f"request {index}", **fields) for index, fields in enumerate(wanted)))  # type: ignore[arg-type]
+    if has_death:
+        engine.blocked.add(TOKENIZERS[0])
+    for _ in range(num_steps):
+        if engine.plans:
+            engine.run_step()
+    if has_death:
+        engine.lose_tokenizer(TOKENIZERS[0])
+        engine.blocked.clear()
+        engine.pump()
+    for key, client in engine.clients.items():
+        if client.is_live:
+            engine.resume(key, TOKENIZERS[1], None if keeps else 0)
+    engine.run()
+    engine.check_all_served()
+    assert engine.scheduler.check_integrity() == []
+
+
+taken_over = given(
+    tiny_limits, st.lists(admissions, min_size=1, max_size=4), st.integers(1, 12), st.booleans(), st.booleans()
+)
+
+
+@taken_over
+@settings(max_examples=60, deadline=None)
+def test_taken_over_requests_get_their_answers(
+    limits: SchedulerLimits, wanted: list[dict[str, object]], num_steps: int, keeps: bool, has_death: bool
+) -> None:
+    check_taken_over(limits, wanted, num_steps, keeps, has_death)
+
+
 # The properties can fail: each of these faults is found ---------------------------------------------------------------
 
 
@@ -373,11 +411,17 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plant", [reuses_run_numbers, speaks_to_a_dead_tokenizer, resends_one_too_few])
-def test_a_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
+def test_a_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    reuses_run_numbers(monkeypatch)
     with pytest.raises(FOUND):
         run_state_machine_as_test(SchedulerMachine, settings=SEARCH)
+
+
+@pytest.mark.parametrize("plant", [speaks_to_a_dead_tokenizer, resends_one_too_few])
+def test_a_planted_fault_in_what_is_sent_again_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(FOUND):
+        SEARCH(taken_over(check_taken_over))()
 
 
 @pytest.mark.slow
