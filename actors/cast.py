@@ -15,7 +15,7 @@ from ..mailbox.messages.control import Attach, Gone, Settled, Start
 from ..mailbox.messages.requests import TokenizerToFrontend
 from ..scheduling import Scheduler, SchedulerLimits, SchedulerStatistics
 from ..shm_queue import START_PHASES, BoardLayout, BoardReader, BoardWriter, Phase, ProgressPage, close_board
-from ..topology import kind_of, max_plan_tokens
+from ..topology import Topology, kind_of, max_plan_tokens
 from .base import Actor, run_actor
 from .faults import Faults
 from .frontend import Frontend
@@ -162,7 +162,7 @@ class Cast:
                 line,
                 faults,
                 max_model_len=start.max_model_len,
-                max_encodings=start.topology.scheduler.max_queued_requests,
+                max_encodings=_max_live_requests(start.topology),
                 eos_token_ids=eos_token_ids,
             )
             self._tokenizers.append(actor)
@@ -201,7 +201,7 @@ class Cast:
             model_name=start.topology.model.served_name or start.checkpoint.name,
             max_model_len=start.max_model_len,
             vocab_size=start.shape.vocab_size,
-            max_live_requests=start.topology.scheduler.max_queued_requests + start.topology.scheduler.max_num_seqs,
+            max_live_requests=_max_live_requests(start.topology),
             scheduler=next(a for a in start.all_actors if kind_of(a) == "scheduler"),
             read_health=self._read_health,
             read_statistics=self._statistics_reader(),
@@ -318,6 +318,11 @@ class Cast:
     def _actors(self) -> Sequence[Actor[Any]]:
         """Those with a mailbox."""
         return [*self.frontends, *self._tokenizers, *((self._scheduler,) if self._scheduler else ())]
+
+
+def _max_live_requests(topology: Topology) -> int:
+    """Choices that the engine holds at once: a request of so many is taken if there is nothing else."""
+    return topology.scheduler.max_queued_requests + topology.scheduler.max_num_seqs
 
 
 def _seconds_since(time_ns: int, limit_s: float) -> float:

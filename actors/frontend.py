@@ -77,7 +77,7 @@ class Frontend:
         self.has_priorities = has_priorities
         self.kv_cache = kv_cache
         self._tokenizers = dict(tokenizers)
-        self._max_live_requests = max_live_requests
+        self.max_live_requests = max_live_requests
         self._turn = itertools.cycle(self._tokenizers)
         self._scheduler = scheduler
         self._read_health = read_health
@@ -139,7 +139,7 @@ class Frontend:
         if self._refusing is not None:
             raise self._refusing
         try:
-            check_frontend(len(self._questions), self._max_live_requests)
+            check_frontend(len(self._questions), self.max_live_requests)
             return await self._questions.ask(question, self._tokenizer_with_room())
         except RequestError as error:
             self._when_to_retry(error)
@@ -158,8 +158,8 @@ class Frontend:
     def _check_room(self, num_choices: int) -> None:
         """Told at once, and without sending anything."""
         try:
-            check_choices(num_choices, self._max_live_requests)
-            check_frontend(len(self._live), self._max_live_requests)
+            check_choices(num_choices, self.max_live_requests)
+            check_frontend(len(self._live), self.max_live_requests)
             check_queue(self._read_statistics(), num_choices)
         except RequestError as error:
             self._when_to_retry(error)

@@ -75,6 +75,8 @@ class FrontendAPI(Protocol):
     model_name: str
     max_model_len: int
     vocab_size: int
+    max_live_requests: int
+    """Choices of all requests that the engine holds at once."""
     has_priorities: bool
     """The scheduler orders by priority; else only priority 0 may be sent."""
     kv_cache: KVCacheSection

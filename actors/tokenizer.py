@@ -43,6 +43,8 @@ from .text_deltas import TextDeltaBuffer
 from .text_state import TextState
 from .text_states import TextStates
 
+_MOST = "as many as may (max_queued_requests + max_num_seqs)"
+
 TokenizerInbound = FrontendToTokenizer | SchedulerToTokenizer
 A = TypeVar("A")
 T = TypeVar("T")
@@ -123,7 +125,7 @@ class TokenizerActor:
         is_full = num_waiting >= self._max_encodings and generate.attempt == 1  # what was taken is not refused
         self._encoding[generate.request_id] = resume
         if is_full:
-            limit = f"{num_waiting:,} prompts wait to be encoded or admitted, as many as may (max_queued_requests)"
+            limit = f"{num_waiting:,} prompts wait to be encoded or admitted, {_MOST}"
             self._refuse(resume, Overloaded(f"{limit}; try again later"))
         elif not all(generate.sampling.stop):
             self._refuse(resume, InvalidRequest("stop must not hold an empty string", param="stop"))
@@ -178,7 +180,7 @@ class TokenizerActor:
     def _answer_soon(self, question: Question) -> None:
         self._answers.add(question)
         if self._num_encodings >= self._max_encodings and question.attempt == 1:
-            limit = f"{self._num_encodings:,} prompts wait to be encoded, as many as may (max_queued_requests)"
+            limit = f"{self._num_encodings:,} prompts wait to be encoded, {_MOST}"
             self._answers.refuse(question, Overloaded(f"{limit}; try again later"))
         else:
             self._num_encodings += 1

@@ -72,7 +72,8 @@ async def run_batch(
     """`ask(prompt, index)` makes the request. `prompts` is read as there is room, so it may be long.
 
     A request that meets a full queue waits and is sent again as long as others of the batch are under way, which will
-    make room. Raises ValueError if `each` has another length than the prompts; cancelled, it aborts all.
+    make room. Raises ValueError if `each` has another length than the prompts, and what `prompts` or `progress` raise;
+    then, and if it is cancelled, all requests are aborted.
     """
     num_prompts = len(prompts) if isinstance(prompts, Sized) else None
     if each is not None and num_prompts is not None and len(each) != num_prompts:
@@ -84,9 +85,12 @@ async def run_batch(
     with _shown(progress) as sink:
         batch = _Batch(enumerate(prompts), ask, num_prompts, sink)
         num_workers = max_concurrency if num_prompts is None else min(max_concurrency, num_prompts)
-        async with asyncio.TaskGroup() as group:
-            for _ in range(num_workers):
-                group.create_task(batch.work())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(num_workers):
+                    group.create_task(batch.work())
+        except ExceptionGroup as failures:  # of the caller's own: the iterable of prompts, or the progress function
+            raise failures.exceptions[0] from None
     return [batch.results[index] for index in sorted(batch.results)]
 
 

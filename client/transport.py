@@ -97,6 +97,9 @@ class Transport:
             raise self._timed_out(exchange, exchange.silence, exchange.silence_s, "{} sent nothing") from error
         except TimeoutError as error:
             raise self._timed_out(exchange, "total_s", exchange.limits.total_s, "no whole answer of {}") from error
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:  # they say no more than the URL
+            forms = "http://HOST:PORT, https://HOST:PORT or unix:PATH"
+            raise Unreachable(f"the base URL {self.base_url!r} is none that can be asked; it is {forms}") from error
         except (aiohttp.ClientError, ConnectionError) as error:
             if is_answered:
                 raise StreamCut(f"the answer was cut off before its end: {error}") from error

@@ -146,7 +146,8 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     object: str
     created: int
     model: str
-    choices: list[ChatChunkChoice] | list[ChatChoice] | list[CompletionChoice]
+    choices: list[ChatChunkChoice] | list[ChatChoice] | list[CompletionChoice] | list[msgspec.Raw]
+    """Raw: written before."""
     usage: UsageObject | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET

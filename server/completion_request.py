@@ -92,11 +92,15 @@ def parse_completion_request(body: RequestBody, model: ServedModel) -> Generatio
 def _check_prompts(prompts: list[TextPrompt | TokenPrompt], shared: SharedFields, model: ServedModel) -> None:
     """Their number and their lengths, as far as they are known."""
     n = shared.n or 1
-    if len(prompts) * n > MAX_TOTAL_CHOICES:
-        times = f" with n={n}" if n > 1 else ""
+    total = len(prompts) * n
+    times = f" with n={n}" if n > 1 else ""
+    choices = f"prompt: {len(prompts):,} prompts{times} are {total:,} choices"
+    if total > MAX_TOTAL_CHOICES:
+        raise InvalidRequest(f"{choices}; the limit of a request is {MAX_TOTAL_CHOICES:,}", param="prompt")
+    if len(prompts) > 1 and total > model.max_live_requests:  # of one prompt, the frontend says so of `n`
         raise InvalidRequest(
-            f"prompt: {len(prompts):,} prompts{times} are {len(prompts) * n:,} choices; the limit of a request is "
-            f"{MAX_TOTAL_CHOICES:,}",
+            f"{choices}, and this engine holds {model.max_live_requests:,} at once (max_queued_requests + "
+            "max_num_seqs); send fewer at a time",
             param="prompt",
         )
     truncate = shared.truncate_prompt_tokens

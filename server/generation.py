@@ -10,15 +10,15 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 
-import msgspec
 from aiohttp import web
 
 from ..actors.frontend_api import Delta, FrontendAPI, RequestStream
 from ..errors import RequestError, Unavailable
 from ..topology.schema import ServerSection
+from .answer_encoder import AnswerEncoder, encode_answer
 from .answer_format import ChatFormat, CompletionFormat
-from .answer_objects import Answer
 from .body_parser import BodyParser
 from .body_reader import BodyBudget, read_body
 from .chat_request import parse_chat_request
@@ -60,6 +60,7 @@ class GenerationHandlers:
         self._is_closing = False
         self._bodies = bodies
         self._parser = parser
+        self._encoder = AnswerEncoder()
 
     async def close(self, app: web.Application) -> None:
         """Give live requests a moment to end, then end them with a 503 or an error event. Called at shutdown."""
@@ -69,6 +70,7 @@ class GenerationHandlers:
         for task in self._live:
             task.cancel()
         self._parser.close()  # last: a large body that came meanwhile is answered by the frontend's 503
+        self._encoder.close()
 
     async def chat_completions(self, http_request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions: an answer to messages, whole or as a stream."""
@@ -120,9 +122,10 @@ class GenerationHandlers:
                     answer_format, num_choices=request.num_choices, includes_usage=request.answer.includes_usage
                 )
                 writer = EventWriter(http_request, headers, self._settings)
-                return await _answer_in_events(deltas, chunks, writer, timing)
+                return await _answer_in_events(deltas, chunks, writer, timing, self._encoder)
             whole = await collect(deltas, request.num_choices, timing)
-            return await self._answer_whole(http_request, answer_format.whole(whole), headers, timing)
+            body = await self._encoder.encode(lambda: encode_answer(answer_format.whole(whole)), whole)
+            return await self._answer_whole(http_request, body, headers, timing)
         except RequestError as error:
             if error.status >= 500 and error.status != 503:
                 timing.end("error")
@@ -152,11 +155,11 @@ class GenerationHandlers:
     async def _answer_whole(
         self,
         http_request: web.Request,
-        answer: Answer,
+        body: bytes,
         headers: Mapping[str, str],
         timing: RequestTiming,
     ) -> web.Response:
-        response = web.Response(body=msgspec.json.encode(answer), content_type="application/json", headers=headers)
+        response = web.Response(body=body, content_type="application/json", headers=headers)
         await response.prepare(http_request)
         try:
             await wait_taken(http_request, response.write_eof(), self._settings.client_stall_s)
@@ -166,7 +169,11 @@ class GenerationHandlers:
 
 
 async def _answer_in_events(
-    stream: AsyncIterator[Delta], chunks: ChunkSequence, writer: EventWriter, timing: RequestTiming
+    stream: AsyncIterator[Delta],
+    chunks: ChunkSequence,
+    writer: EventWriter,
+    timing: RequestTiming,
+    encoder: AnswerEncoder,
 ) -> web.StreamResponse:
     """Raises RequestError as long as the response has not begun; afterwards an error is an event."""
     try:
@@ -175,7 +182,7 @@ async def _answer_in_events(
                 timing.observe(delta)
                 if delta.finish is not None and delta.finish.reason == "error" and not writer.is_started:
                     raise finish_error(delta)
-                await writer.write(chunks.on_delta(delta))
+                await writer.write(await encoder.encode(partial(chunks.on_delta, delta), (delta,)))
                 if chunks.state is StreamState.ENDED:
                     break
             else:

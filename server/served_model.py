@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 
 from ..actors.frontend_api import FrontendAPI
@@ -15,6 +17,8 @@ class ServedModel(msgspec.Struct, frozen=True):
     max_model_len: int
     """Prompt and output together [tokens]."""
     vocab_size: int
+    max_live_requests: int = sys.maxsize
+    """Choices that the engine holds at once: a request of more would never be served."""
     has_priorities: bool = False
     """The scheduler orders by priority; else a request's priority must be 0."""
     processes_logprobs: bool = False
@@ -27,6 +31,7 @@ def served_model(frontend: FrontendAPI, settings: ServerSection) -> ServedModel:
         name=frontend.model_name,
         max_model_len=frontend.max_model_len,
         vocab_size=frontend.vocab_size,
+        max_live_requests=frontend.max_live_requests,
         has_priorities=frontend.has_priorities,
         processes_logprobs=settings.logprobs_mode == "processed",
     )

@@ -97,7 +97,7 @@ async def test_a_full_mailbox_and_a_full_table_are_a_429() -> None:
     with pytest.raises(Overloaded, match="mailbox is full") as caught:
         await tokenize(rig)
     assert caught.value.retry_after_s == 1
-    rig.frontend._max_live_requests = len(waiting)
+    rig.frontend.max_live_requests = len(waiting)
     with pytest.raises(Overloaded, match="as many as may"):
         await tokenize(rig)
     rig.frontend.fail_all("over")

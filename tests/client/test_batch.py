@@ -180,3 +180,26 @@ def test_the_bar_shows_prompts_speed_and_failures():
         bar(BatchProgress(num_done=3, num_failed=1, num_prompts=10, num_tokens=4_000, seconds=2.0))
     assert "3/10" in screen.getvalue() and "2,000 tokens/s, 1 failed" in screen.getvalue()
     assert BatchProgress(0, 0, None, 0, 0.0).tokens_per_s == 0.0
+
+
+class OfTheCaller(Exception):
+    pass
+
+
+async def test_what_the_progress_function_raises_comes_out_as_it_is(raw, batch):
+    def sink(progress: BatchProgress) -> None:
+        raise OfTheCaller
+
+    raw.answers = [whole("x")] * 20
+    with pytest.raises(OfTheCaller):
+        await batch(["a"] * 5, progress=sink)
+
+
+async def test_what_the_iterable_of_prompts_raises_comes_out_as_it_is(raw, batch):
+    def prompts():
+        yield "a"
+        raise OfTheCaller
+
+    raw.answers = [whole("x")] * 20
+    with pytest.raises(OfTheCaller):
+        await batch(prompts())

@@ -96,6 +96,7 @@ def hello(stream: FakeStream) -> None:
 class FakeFrontend:
     def __init__(self, script: Callable[[FakeStream], None] = hello):
         self.model_name, self.max_model_len, self.vocab_size = MODEL, MAX_MODEL_LEN, VOCAB_SIZE
+        self.max_live_requests = 10_000
         self.has_priorities = False
         self.kv_cache = KVCacheSection(block_size=8, num_blocks=100, prefix_caching=False)
         self.script = script

@@ -182,6 +182,20 @@ async def test_the_limit_counts_prompts_times_n(serve, http, frontend):
     assert (status, len(answer["choices"])) == (200, 1024)
 
 
+async def test_more_choices_than_the_engine_ever_holds_are_a_400_and_no_429_for_ever(serve, http, frontend):
+    frontend.max_live_requests = 12
+    url = await serve()
+    status, answer = await post(http, url, prompt=["a"] * 13)
+    assert (status, answer["error"]["param"]) == (400, "prompt")
+    assert "13 prompts are 13 choices, and this engine holds 12 at once" in answer["error"]["message"]
+    status, answer = await post(http, url, prompt=["a"] * 5, n=3)
+    assert (status, answer["error"]["param"]) == (400, "prompt")
+    assert "5 prompts with n=3 are 15 choices" in answer["error"]["message"]
+    assert frontend.streams == []
+    status, answer = await post(http, url, prompt=["a"] * 4, n=3)
+    assert (status, len(answer["choices"])) == (200, 12)
+
+
 @pytest.mark.parametrize("streams", [True, False])
 async def test_metrics_count_a_request_of_several_prompts_once(serve, http, frontend, streams):
     """T01: one first token and one end a request, N - 1 intervals a choice of N tokens."""
