@@ -80,8 +80,8 @@ def test_penalties(complete: Ask) -> None:
     pushed = {"logit_bias": {str(token): margin}}
     assert complete(**pushed)["token_ids"] == [token] * 6
     assert complete(**pushed, repetition_penalty=100)["token_ids"][:2] != [token] * 2
-    few = complete(logit_bias={str(token): 12}, frequency_penalty=2, max_tokens=14)["token_ids"].count(token)
-    many = complete(logit_bias={str(token): 12}, presence_penalty=2, max_tokens=14)["token_ids"].count(token)
+    few = complete(logit_bias={str(token): 12}, frequency_penalty=2, max_tokens=24)["token_ids"].count(token)
+    many = complete(logit_bias={str(token): 12}, presence_penalty=2, max_tokens=24)["token_ids"].count(token)
     assert few < many
 
 

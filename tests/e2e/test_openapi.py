@@ -27,15 +27,18 @@ EXCLUDED = "positive_data_acceptance"
 """Some rules join fields, or need the model: top_logprobs needs logprobs, a prompt must leave room for max_tokens."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Of a short model: a request without max_tokens ends soon."""
-    folder = tmp_path_factory.mktemp("short_model")
+def short_server(folder: Path, *settings: str) -> ServerProcess:
+    """Of a short model, on the null device unless told otherwise: a request without max_tokens ends soon."""
     write_random_model(folder, max_model_len=96, merges_letters=True)
     keys = folder / "keys"
     keys.write_text(f"{KEY}\n")
     keys.chmod(0o600)
-    with null_server(folder, f"server.api_keys_file={keys}") as server:
+    return null_server(folder, f"server.api_keys_file={keys}", *settings)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with short_server(tmp_path_factory.mktemp("short_model")) as server:
         yield server
 
 
@@ -54,6 +57,13 @@ def run_schemathesis(server: ServerProcess, folder: Path, *options: str) -> None
 
 def test_bodies_made_from_the_document(server: ServerProcess, tmp_path: Path) -> None:
     run_schemathesis(server, tmp_path, "--phases", "fuzzing", "--max-examples", "4", "--seed", "1", "--no-shrink")
+
+
+@pytest.mark.nightly
+def test_bodies_that_a_model_answers(tmp_path: Path) -> None:
+    """With a real worker, which has to make a step of whatever fields were accepted."""
+    with short_server(tmp_path, "process.worker.device=cpu") as server:
+        run_schemathesis(server, tmp_path, "--phases", "coverage,fuzzing", "--max-examples", "100")
 
 
 @pytest.mark.nightly
