@@ -44,11 +44,13 @@ def test_stop_strings_end_each_choice_where_they_begin(
 
 
 def test_stop_strings_in_characters_of_several_tokens(smol: Api) -> None:
-    check_stops(smol, "completions", MULTI_BYTE, smol.text("completions", MULTI_BYTE, **STORY))
+    text = smol.text("completions", MULTI_BYTE, **STORY)
+    assert not text.isascii()
+    check_stops(smol, "completions", MULTI_BYTE, text)
 
 
 def check_stops(api: Api, endpoint: str, prompt: str, text: str) -> None:
-    stops = [text[i : i + k] for i, k in ((0, 3), (1, 1), (5, 7), (8, 9), (13, 2), (len(text) - 4, 4))]
+    stops = [text[i : i + k] for i, k in ((0, 3), (1, 1), (3, 7), (6, 2), (8, 9), (len(text) - 4, 4)) if i < len(text)]
     logprobs = {"logprobs": True} if endpoint == "chat" else {"logprobs": 0}
     cases = [
         {"stop": [stop, "never\n\n\nseen"], "n": 1 + index % 2, "include_stop_str_in_output": includes, **stream}
@@ -154,23 +156,25 @@ def test_chunks_have_every_key_and_one_identity(letters: Api, endpoint: str, fie
 @pytest.mark.parametrize("echo", [False, True])
 def test_text_offsets_are_sums_of_lengths(letters: Api, whole_texts: dict[str, str], echo: bool) -> None:
     """With stop strings that do not come, that come, and that come from the middle of a token; of each choice."""
-    check_offsets(letters, PROMPTS[0], whole_texts[f"completions {PROMPTS[0]}"], echo)
+    text = whole_texts[f"completions {PROMPTS[0]}"]
+    for stop, includes in itertools.product(("\n~\n", text[6:11], text[2:4]), (False, True)):
+        check_offsets(letters, PROMPTS[0], stop, includes, echo)
 
 
 def test_text_offsets_of_characters_of_several_tokens(smol: Api) -> None:
-    check_offsets(smol, MULTI_BYTE, smol.text("completions", MULTI_BYTE, **STORY), echo=True)
+    text = smol.text("completions", MULTI_BYTE, **STORY)
+    check_offsets(smol, MULTI_BYTE, text[3:5], includes=True, echo=True)
 
 
-def check_offsets(api: Api, prompt: str, text: str, echo: bool) -> None:
-    for stop, includes in itertools.product(("\n~\n", text[6:11], text[2:4]), (False, True)):
-        fields = {"echo": echo, "logprobs": 1, "n": 2, "stop": [stop], "include_stop_str_in_output": includes, **STORY}
-        whole, streamed = (api.choices("completions", prompt, **fields, **stream) for stream in ({}, STREAM))
-        for one, other in zip(whole, streamed, strict=True):
-            assert one.text_offset == other.text_offset and one.tokens == other.tokens
-            lengths = [len(token) for token in one.tokens]
-            assert one.text_offset == [sum(lengths[:i]) for i in range(len(lengths))]
-            if prompt.isascii():
-                assert "".join(one.tokens).startswith(one.text)
+def check_offsets(api: Api, prompt: str, stop: str, includes: bool, echo: bool) -> None:
+    fields = {"echo": echo, "logprobs": 1, "n": 2, "stop": [stop], "include_stop_str_in_output": includes, **STORY}
+    whole, streamed = (api.choices("completions", prompt, **fields, **stream) for stream in ({}, STREAM))
+    for one, other in zip(whole, streamed, strict=True):
+        assert one.text_offset == other.text_offset and one.tokens == other.tokens
+        lengths = [len(token) for token in one.tokens]
+        assert one.text_offset == [sum(lengths[:i]) for i in range(len(lengths))]
+        if prompt.isascii():
+            assert "".join(one.tokens).startswith(one.text)
 
 
 # S09: the text of all tokens is the text of each
@@ -184,6 +188,6 @@ def test_special_tokens_have_text_only_if_they_are_not_skipped(smol: Api, stream
     body = {"max_tokens": 38, "ignore_eos": True, **stream}
     assert min(reference["top2_gaps"][:38]) > 0.02
     shown = smol.text("completions", reference["prompt_ids"], skip_special_tokens=False, **body)
-    assert shown.count("<|im_end|>") == 2 and reference["output_text"].startswith(shown)
+    assert shown.count("<|im_end|>") == 3 and reference["output_text"].startswith(shown)
     hidden = smol.text("completions", reference["prompt_ids"], **body)
     assert hidden == shown.replace("<|im_end|>", "").replace("<|im_start|>", "")
