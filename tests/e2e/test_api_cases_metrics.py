@@ -1,4 +1,4 @@
-"""Metrics add up over requests of many kinds, through a whole engine: T01. The device is null, its answers are known."""
+"""Metrics add up over requests of many kinds, through a whole engine: T01."""
 
 from __future__ import annotations
 
@@ -96,6 +96,6 @@ def test_a_hundred_requests_of_many_kinds(null_model: Path, oracle: Oracle, path
     assert moved["request_params_n_sum"] == 60 + 5 * 3 + 5 * (2 if is_chat else 1)
     http = {name: n for name, n in moved.items() if name.startswith("http_requests_total") and f'"{path}"' in name}
     by_status = {name.split('status="')[1][:3]: n for name, n in http.items()}
-    assert by_status == {"200": ended, "400": 10, "499": 20}
+    assert by_status == {"200": ended, "400": 10, "499": 20}, "who closes behind the last byte did not leave early"
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "frontend_live_requests"):
         assert after[name] == 0
