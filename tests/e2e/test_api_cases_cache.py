@@ -175,7 +175,7 @@ def test_chunks_of_a_prompt_yield_no_token(letters: Api, endpoint: str, n: int) 
 # C04: preemption
 
 
-@pytest.mark.parametrize("stream", [{}, STREAM], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [pytest.param({}, marks=pytest.mark.nightly), STREAM], ids=["whole", "stream"])
 def test_requests_that_do_not_fit_together_are_preempted_seldom(
     letters: Api, plain: Api, stream: dict[str, Any]
 ) -> None:

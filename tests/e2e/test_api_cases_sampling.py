@@ -67,7 +67,7 @@ def test_the_borders_of_ranges(letters: Api, endpoint: str, stream: dict[str, An
         "frequency_penalty": [-2, 0, 2],
         "repetition_penalty": [0.01, 1, 100],
         "min_tokens": [0, 2],
-        "n": [1, 128],
+        "n": [1, 16],
     }
     refused: dict[str, list[Any]] = {
         "temperature": [-0.1, -5e-324, 100.1, 1e308],
@@ -94,8 +94,15 @@ def test_the_borders_of_ranges(letters: Api, endpoint: str, stream: dict[str, An
 # M05: min_tokens
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-@pytest.mark.parametrize("stream", [{}, STREAM], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("endpoint", "stream"),
+    [
+        ("completions", {}),
+        ("chat", STREAM),
+        pytest.param("completions", STREAM, marks=pytest.mark.nightly),
+        pytest.param("chat", {}, marks=pytest.mark.nightly),
+    ],
+)
 def test_nothing_ends_an_answer_before_min_tokens(letters: Api, endpoint: str, stream: dict[str, Any]) -> None:
     """Stop strings and stop tokens that come early do not count, later ones do; a token that always comes ends each
     choice at the first moment at which it may."""
@@ -134,7 +141,7 @@ def processed(api: Api, endpoint: str, prompt: str, num_tokens: int, **fields: A
     return [tops for tops in choice.top_logprobs if tops]
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize("endpoint", ["completions", pytest.param("chat", marks=pytest.mark.nightly)])
 def test_penalties_are_of_the_right_tokens_by_the_right_amount(smol: Api, endpoint: str) -> None:
     """Bias keeps five tokens together at the top, so that all their log-odds can be seen; the output is one of them."""
     prompt = "a a a a a a a a"

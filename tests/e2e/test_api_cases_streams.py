@@ -180,7 +180,7 @@ def check_offsets(api: Api, prompt: str, stop: str, includes: bool, echo: bool) 
 # S09: the text of all tokens is the text of each
 
 
-@pytest.mark.parametrize("stream", [{}, STREAM], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [pytest.param({}, marks=pytest.mark.nightly), STREAM], ids=["whole", "stream"])
 def test_special_tokens_have_text_only_if_they_are_not_skipped(smol: Api, stream: dict[str, Any]) -> None:
     """An answer of the reference that goes on over the ends of messages; up to its first near-tie."""
     lines = (ROOT / "tests" / "data" / "smollm2_reference.jsonl").read_text().splitlines()
