@@ -162,6 +162,7 @@ class GenerationHandlers:
             await end_answer(http_request, response, self._settings.client_stall_s)
         except (ClientGone, ConnectionError) as error:
             timing.client_gone(is_stalled=isinstance(error, ClientStalled))
+            raise ConnectionResetError("the client left before the end of its answer") from error
         return response
 
 
@@ -196,6 +197,7 @@ async def _answer_in_events(
         await writer.end()
     except ClientGone as error:
         timing.client_gone(is_stalled=isinstance(error, ClientStalled))
+        raise ConnectionResetError("the client left before the end of its answer") from error
     finally:
         writer.stop_comments()
     return writer.response
