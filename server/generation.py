@@ -24,7 +24,7 @@ from .body_reader import BodyBudget, read_body
 from .chat_request import parse_chat_request
 from .chunk_sequence import ChunkSequence, StreamState, finish_error
 from .completion_request import parse_completion_request
-from .event_writer import ClientGone, ClientStalled, EventWriter, wait_taken
+from .event_writer import ClientGone, ClientStalled, EventWriter, end_answer
 from .generation_request import GenerationRequest
 from .http_errors import unexpected
 from .json_values import check_num_values
@@ -162,9 +162,10 @@ class GenerationHandlers:
         response = web.Response(body=body, content_type="application/json", headers=headers)
         await response.prepare(http_request)
         try:
-            await wait_taken(http_request, response.write_eof(), self._settings.client_stall_s)
+            await end_answer(http_request, response, self._settings.client_stall_s)
         except (ClientGone, ConnectionError) as error:
             timing.client_gone(is_stalled=isinstance(error, ClientStalled))
+            raise ConnectionResetError("the client left before the end of its answer") from error
         return response
 
 
@@ -203,6 +204,7 @@ async def _answer_in_events(
         await writer.end()
     except ClientGone as error:
         timing.client_gone(is_stalled=isinstance(error, ClientStalled))
+        raise ConnectionResetError("the client left before the end of its answer") from error
     finally:
         writer.stop_comments()
     return writer.response

@@ -21,6 +21,9 @@ MAX_BAD_WORD_CHARS = 256
 MAX_PATTERN_SIZE = 1024
 """Tokens of a pattern that `repetition_detection` may look for, and repetitions that it may wait for."""
 MAX_REPETITION_PENALTY = 100.0
+GREEDY_TEMPERATURE = 1e-3
+"""Up to here a temperature is taken for 0: it would only choose between tokens that are likely within a percent, by
+differences that are float32's noise."""
 
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
@@ -84,14 +87,15 @@ def sampling_params(
     """Final values for the engine; a request without a seed gets 64 random bits. Raises InvalidRequest."""
     seed = secrets.randbits(64) if fields.seed is None else fields.seed % 2**64
     stop = () if fields.stop is None else (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
-    is_greedy = fields.top_p == 0
+    temperature = 1.0 if fields.temperature is None else fields.temperature
+    is_greedy = fields.top_p == 0 or temperature <= GREEDY_TEMPERATURE
     if fields.allowed_token_ids == []:
         raise InvalidRequest("allowed_token_ids is empty: no token could be chosen", param="allowed_token_ids")
     sampling = SamplingParams(
         seed=seed,
-        temperature=0.0 if is_greedy else 1.0 if fields.temperature is None else fields.temperature,
+        temperature=0.0 if is_greedy else temperature,
         top_k=max(0, fields.top_k or 0),
-        top_p=1.0 if is_greedy or fields.top_p is None else fields.top_p,
+        top_p=fields.top_p or 1.0,
         min_p=fields.min_p or 0.0,
         max_tokens=max_tokens,
         stop=stop,

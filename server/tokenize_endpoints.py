@@ -12,7 +12,7 @@ from ..actors.frontend_api import FrontendAPI
 from ..topology.schema import ServerSection
 from .body_parser import BodyParser
 from .body_reader import BodyBudget, BodyShare, read_body
-from .event_writer import ClientGone, ClientStalled, wait_taken
+from .event_writer import ClientGone, ClientStalled, end_answer
 from .json_values import check_num_values
 from .metrics import ServerMetrics
 from .request_body import RequestBody, ignored_header, parse_body
@@ -113,7 +113,7 @@ class TokenizeHandlers:
             response.headers["x-ignored-fields"] = ignored_header(ignored_fields)
         await response.prepare(http_request)
         try:
-            await wait_taken(http_request, response.write_eof(), self._settings.client_stall_s)
+            await end_answer(http_request, response, self._settings.client_stall_s)
         except (ClientGone, ConnectionError) as error:
             self._metrics.requests.num_stalled_clients += isinstance(error, ClientStalled)
         return response

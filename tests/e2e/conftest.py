@@ -8,50 +8,20 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
 from callboard.bench.overlap import read_counter
 from callboard.bench.random_model import write_random_model
 from callboard.bench.server_process import ServerProcess
+from callboard.tests.e2e.api import LETTERS_SETTINGS, SMOL_LENGTH, Api, Reply
 from callboard.tests.e2e.null_engine import Oracle
 
 if TYPE_CHECKING:
     from callboard.tests.e2e.family_servers import FamilyServer
 
 GAUGES = ("callboard:num_requests_running", "callboard:num_requests_waiting", "callboard:kv_cache_usage_perc")
-
-
-class Reply(msgspec.Struct):
-    """An HTTP answer."""
-
-    status: int
-    headers: dict[str, str]
-    text: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self.text)
-        return answer
-
-    @property
-    def error(self) -> dict[str, Any]:
-        """The OpenAI error body, whose form is checked."""
-        body = self.json
-        assert set(body) == {"error"}, self.text
-        error: dict[str, Any] = body["error"]
-        assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["type"], self.text
-        assert "Traceback" not in self.text and len(self.text) < 4_000
-        return error
-
-    @property
-    def chunks(self) -> list[dict[str, Any]]:
-        """Chunks of an event stream, which must end with [DONE]."""
-        events = [line.removeprefix("data: ") for line in self.text.split("\n\n") if line.startswith("data: ")]
-        assert events[-1] == "[DONE]", self.text[-300:]
-        return [json.loads(event) for event in events[:-1]]
 
 
 Send = Callable[..., Reply]
@@ -105,7 +75,7 @@ def oracle(null_model: Path) -> Oracle:
 
 
 @pytest.fixture(scope="session")
-def smol(smollm2_gguf: Path) -> Iterator[ServerProcess]:
+def smol_server(smollm2_gguf: Path) -> Iterator[ServerProcess]:
     """The real model in float32, served as `smol`: for modules that ask and leave it as it was."""
     settings = (
         "process.worker.threads=1",  # threads that wait for each other are slow on a machine that has other work
@@ -124,3 +94,39 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FamilyServer]:
 
     with serve_family("gemma3", tmp_path_factory.mktemp("gemma3"), *CHUNK_16) as family:
         yield family
+
+
+@pytest.fixture(scope="session")
+def smol(smollm2_gguf: Path) -> Iterator[Api]:
+    """SmolLM2 in float32: for what depends on a real model or its tokenizer."""
+    yield from _served(str(smollm2_gguf), "model.served_name=smol", f"model.max_model_len={SMOL_LENGTH}")
+
+
+@pytest.fixture(scope="session")
+def letters(null_model: Path) -> Iterator[Api]:
+    """A random Llama whose greedy texts are letters, with few KV blocks and small steps: cheap, and else all real."""
+    yield from _served(str(null_model), *LETTERS_SETTINGS)
+
+
+def _served(model: str, *settings: str) -> Iterator[Api]:
+    # threads that wait for each other are slow on a machine that has other work
+    words = [word for setting in (*settings, "process.worker.threads=1") for word in ("--set", setting)]
+    with ServerProcess(model, "--dtype", "float32", *words) as server:
+        yield Api(server, _send)
+        assert "Traceback" not in server.log(), server.log()[-4_000:]
+
+
+@pytest.fixture
+def letters_idle(letters: Api, wait_idle: Callable[[str], None]) -> Iterator[None]:
+    """After the test nothing is left in the server, and it is healthy."""
+    yield
+    wait_idle(letters.url)
+    assert letters.get("/health").status == letters.get("/ready").status == 200
+
+
+@pytest.fixture
+def smol_idle(smol: Api, wait_idle: Callable[[str], None]) -> Iterator[None]:
+    """As `letters_idle`."""
+    yield
+    wait_idle(smol.url)
+    assert smol.get("/health").status == smol.get("/ready").status == 200

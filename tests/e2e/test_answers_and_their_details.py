@@ -40,10 +40,10 @@ def path(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def ask(smol: ServerProcess, send: Ask) -> Ask:
+def ask(smol_server: ServerProcess, send: Ask) -> Ask:
     """`ask(path, **fields)` -> Reply to the endpoint's own question, greedy, of 6 tokens unless told otherwise."""
     return lambda path, **fields: send(
-        smol.url + path, {**ENDPOINTS[path], "temperature": 0, "max_tokens": 6, **fields}
+        smol_server.url + path, {**ENDPOINTS[path], "temperature": 0, "max_tokens": 6, **fields}
     )
 
 

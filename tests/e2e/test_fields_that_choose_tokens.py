@@ -30,12 +30,12 @@ ANSWER = STORY.output_ids
 
 
 @pytest.fixture
-def complete(smol: ServerProcess, send: Ask) -> Callable[..., dict[str, Any]]:
+def complete(smol_server: ServerProcess, send: Ask) -> Callable[..., dict[str, Any]]:
     """`complete(**fields)` -> the choice, with its usage, of a greedy answer of 6 tokens to the story's beginning."""
 
     def ask(**fields: object) -> dict[str, Any]:
         body = {"prompt": STORY.prompt_ids, "temperature": 0, "max_tokens": 6, "return_token_ids": True, **fields}
-        reply = send(f"{smol.url}/v1/completions", body)
+        reply = send(f"{smol_server.url}/v1/completions", body)
         assert reply.status == 200, reply.text
         choice: dict[str, Any] = {**reply.json["choices"][0], "usage": reply.json["usage"]}
         return choice
@@ -44,17 +44,18 @@ def complete(smol: ServerProcess, send: Ask) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def chat(smol: ServerProcess, send: Ask) -> Ask:
+def chat(smol_server: ServerProcess, send: Ask) -> Ask:
     return lambda **fields: (
         send(
-            f"{smol.url}/v1/chat/completions", {"temperature": 0, "max_tokens": 4, "return_token_ids": True, **fields}
+            f"{smol_server.url}/v1/chat/completions",
+            {"temperature": 0, "max_tokens": 4, "return_token_ids": True, **fields},
         ).json
     )
 
 
 @pytest.fixture
-def ids_of(smol: ServerProcess, send: Ask) -> Callable[..., list[int]]:
-    return lambda text, **fields: send(f"{smol.url}/tokenize", {"prompt": text, **fields}).json["tokens"]
+def ids_of(smol_server: ServerProcess, send: Ask) -> Callable[..., list[int]]:
+    return lambda text, **fields: send(f"{smol_server.url}/tokenize", {"prompt": text, **fields}).json["tokens"]
 
 
 def test_the_answer_without_any_of_them(complete: Ask) -> None:

@@ -19,8 +19,8 @@ PROMPT = "The capital of France is"
 
 
 @pytest.fixture(scope="module")
-def server(smol: ServerProcess) -> ServerProcess:
-    return smol
+def server(smol_server: ServerProcess) -> ServerProcess:
+    return smol_server
 
 
 @pytest.fixture

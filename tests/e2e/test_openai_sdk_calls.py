@@ -35,8 +35,8 @@ TOOL = openai.pydantic_function_tool(Place)
 
 
 @pytest.fixture(scope="module")
-def client(smol: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{smol.url}/v1", api_key="none", max_retries=0) as client:
+def client(smol_server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{smol_server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -257,50 +257,50 @@ def given_up(server: ServerProcess, num_requests: int = 1) -> Iterator[None]:
     assert read_counter(server.url, GENERATED) - generated < num_requests * LONG / 2
 
 
-def test_a_timeout_of_the_client_ends_the_request(smol: ServerProcess, client: openai.OpenAI) -> None:
+def test_a_timeout_of_the_client_ends_the_request(smol_server: ServerProcess, client: openai.OpenAI) -> None:
     """It bounds the wait for the next piece: in a stream for its first token, else for the whole answer."""
     unread = [*range(300, 900)]
     for stream, prompt in ((False, [300]), (True, unread)):
-        with given_up(smol), pytest.raises(openai.APITimeoutError):
+        with given_up(smol_server), pytest.raises(openai.APITimeoutError):
             client.completions.create(
                 model=MODEL, prompt=prompt, max_tokens=LONG, timeout=0.4, stream=stream, extra_body=UNENDING
             )
 
 
-def test_a_stream_that_is_closed_early_ends_the_request(smol: ServerProcess, client: openai.OpenAI) -> None:
+def test_a_stream_that_is_closed_early_ends_the_request(smol_server: ServerProcess, client: openai.OpenAI) -> None:
     """Leaving a `with` block, `close`, and leaving the helper's block."""
     with (
-        given_up(smol),
+        given_up(smol_server),
         client.completions.create(
             model=MODEL, prompt="Once", max_tokens=LONG, stream=True, extra_body=UNENDING
         ) as stream,
     ):
         assert next(iter(stream)).choices
-    with given_up(smol):
+    with given_up(smol_server):
         chunks = client.chat.completions.create(
             model=MODEL, messages=QUESTION, max_tokens=LONG, stream=True, n=2, extra_body=UNENDING
         )
         assert next(iter(chunks)).choices
         chunks.close()
     with (
-        given_up(smol),
+        given_up(smol_server),
         client.chat.completions.stream(model=MODEL, messages=QUESTION, max_tokens=LONG, extra_body=UNENDING) as helper,
     ):
         assert next(iter(helper))
 
 
-def test_a_task_that_is_cancelled_ends_the_request(smol: ServerProcess) -> None:
+def test_a_task_that_is_cancelled_ends_the_request(smol_server: ServerProcess) -> None:
     async def cancel() -> None:
-        async with openai.AsyncOpenAI(base_url=f"{smol.url}/v1", api_key="none", max_retries=0) as remote:
-            made = await asyncio.to_thread(read_counter, smol.url, GENERATED)
+        async with openai.AsyncOpenAI(base_url=f"{smol_server.url}/v1", api_key="none", max_retries=0) as remote:
+            made = await asyncio.to_thread(read_counter, smol_server.url, GENERATED)
             answer = asyncio.create_task(
                 remote.completions.create(model=MODEL, prompt="Once", max_tokens=LONG, extra_body=UNENDING)
             )
-            while await asyncio.to_thread(read_counter, smol.url, GENERATED) == made:
+            while await asyncio.to_thread(read_counter, smol_server.url, GENERATED) == made:
                 pass
             answer.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await answer
 
-    with given_up(smol):
+    with given_up(smol_server):
         asyncio.run(cancel())

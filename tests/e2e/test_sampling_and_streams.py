@@ -36,8 +36,8 @@ Ask = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def server(smol: ServerProcess) -> ServerProcess:
-    return smol
+def server(smol_server: ServerProcess) -> ServerProcess:
+    return smol_server
 
 
 @pytest.fixture(autouse=True)
