@@ -117,6 +117,6 @@ def test_a_url_that_is_none_is_one_line(url: str) -> None:
     terminal = Terminal(url)
     terminal.shows(b"> ")
     terminal.types(b"hi\n")
-    terminal.shows(b"no answer from ")
+    terminal.shows(b"the base URL ")
     assert terminal.status() == 1
     terminal.close()
