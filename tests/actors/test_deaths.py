@@ -127,7 +127,9 @@ def test_all_but_the_frontend_die_at_once(tiny_llama_dir: Path) -> None:
     assert serve(apart(tiny_llama_dir), act) == 0
 
 
-@pytest.mark.parametrize("process", ["tokenizer", "scheduler", "worker"])
+@pytest.mark.parametrize(
+    "process", ["worker", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tokenizer", "scheduler"))]
+)
 def test_a_process_that_is_stopped_is_killed_and_its_streams_go_on(tiny_llama_dir: Path, process: str) -> None:
     async def act(supervisor: Supervisor, session: aiohttp.ClientSession) -> None:
         expected = await complete(supervisor.url, session, **NEVER)

@@ -78,7 +78,6 @@ def oracle(null_model: Path) -> Oracle:
 def smol_server(smollm2_gguf: Path) -> Iterator[ServerProcess]:
     """The real model in float32, served as `smol`: for modules that ask and leave it as it was."""
     settings = (
-        "process.worker.threads=1",  # threads that wait for each other are slow on a machine that has other work
         "model.served_name=smol",
         "kv_cache.num_blocks=2048",
     )
@@ -105,12 +104,11 @@ def smol(smollm2_gguf: Path) -> Iterator[Api]:
 @pytest.fixture(scope="session")
 def letters(null_model: Path) -> Iterator[Api]:
     """A random Llama whose greedy texts are letters, with few KV blocks and small steps: cheap, and else all real."""
-    yield from _served(str(null_model), *LETTERS_SETTINGS)
+    yield from _served(str(null_model), *LETTERS_SETTINGS, "process.worker.threads=1")
 
 
 def _served(model: str, *settings: str) -> Iterator[Api]:
-    # threads that wait for each other are slow on a machine that has other work
-    words = [word for setting in (*settings, "process.worker.threads=1") for word in ("--set", setting)]
+    words = [word for setting in settings for word in ("--set", setting)]
     with ServerProcess(model, "--dtype", "float32", *words) as server:
         yield Api(server, _send)
         assert "Traceback" not in server.log(), server.log()[-4_000:]

@@ -16,7 +16,9 @@ PLACES = (
     "template",
     "forward",
     "sample",
+    "penalties",
     "logprobs",
+    "prompt logprobs",
     "detokenize",
     "stop strings",
     "describe",
@@ -25,6 +27,8 @@ PLACES = (
 """Where the request with seed FIRST_SEED + i raises."""
 PLANTED_LENGTH = 7
 """Tokens of the one answer whose formatting raises."""
+PLANTED_TOP = 3
+"""Alternatives of the one request whose prompt raises."""
 
 
 def seed_of(place: str) -> int:
@@ -100,31 +104,46 @@ def plant_in_server() -> None:
 def plant_in_worker() -> None:
     import numpy as np
 
+    from callboard.execution import runner
+    from callboard.execution.logit_changes import LogitChanges
     from callboard.execution.runner import ModelRunner
 
-    forward, batch, logprobs = ModelRunner._forward, ModelRunner._sampling_batch, ModelRunner._logprobs
+    forward, batch = ModelRunner._forward, ModelRunner._sampling_batch
+    change, logprobs, of_prompts = LogitChanges.change, runner.sampled_logprobs, runner.prompt_logprobs
 
-    def has(self: ModelRunner, rows: Any, place: str) -> bool:
-        return bool((self.batch.sampling.seed[rows] == np.uint64(seed_of(place))).any())
+    def has(batch: Any, rows: Any, place: str) -> bool:
+        return bool((batch.sampling.seed[rows] == np.uint64(seed_of(place))).any())
 
     def faulty_forward(self: ModelRunner, inputs: Any) -> Any:
-        if has(self, inputs.rows, "forward"):
+        if has(self.batch, inputs.rows, "forward"):
             fail("forward")
         return forward(self, inputs)
 
     def faulty_batch(self: ModelRunner, inputs: Any) -> Any:
-        if has(self, inputs.sample_rows, "sample"):
+        if has(self.batch, inputs.sample_rows, "sample"):
             fail("sample")
         return batch(self, inputs)
 
-    def faulty_logprobs(self: ModelRunner, logits: Any, sampled: Any, rows: Any) -> Any:
-        if has(self, rows, "logprobs"):
+    def faulty_change(self: Any, logits: Any, inputs: Any) -> Any:
+        if has(self._batch, inputs.sample_rows, "penalties"):
+            fail("penalties")
+        return change(self, logits, inputs)
+
+    def faulty_logprobs(step: Any, sampled: Any, rows: Any, arrays: Any) -> Any:
+        if (arrays.seed[rows] == np.uint64(seed_of("logprobs"))).any():
             fail("logprobs")
-        return logprobs(self, logits, sampled, rows)
+        return logprobs(step, sampled, rows, arrays)
+
+    def faulty_prompts(pieces: Any, *arguments: Any) -> Any:
+        if pieces.num_top == PLANTED_TOP:
+            fail("prompt logprobs")
+        return of_prompts(pieces, *arguments)
 
     ModelRunner._forward = faulty_forward  # type: ignore[method-assign]
     ModelRunner._sampling_batch = faulty_batch  # type: ignore[method-assign]
-    ModelRunner._logprobs = faulty_logprobs  # type: ignore[method-assign]
+    LogitChanges.change = faulty_change  # type: ignore[method-assign]
+    runner.sampled_logprobs = faulty_logprobs
+    runner.prompt_logprobs = faulty_prompts
 
 
 if __name__ == "__main__":

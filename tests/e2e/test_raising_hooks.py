@@ -13,7 +13,7 @@ import pytest
 
 from callboard.actors.supervisor import Supervisor
 from callboard.tests.actors.test_engine_life import launch
-from callboard.tests.e2e.raising_child import PLACES, PLANTED_LENGTH, seed_of
+from callboard.tests.e2e.raising_child import PLACES, PLANTED_LENGTH, PLANTED_TOP, seed_of
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +34,8 @@ def body_of(index: int) -> Body:
         "seed": index,
         "logprobs": 2,
         "stop": ["\x00", "\x01\x02"] if index % 3 else None,
+        "presence_penalty": 1.0 if index % 4 == 0 else None,
+        "prompt_logprobs": 1 if index % 8 == 7 else None,
     }
 
 
@@ -45,6 +47,8 @@ def poisoned(place: str) -> tuple[str, Body]:
         return "chat/completions", {"messages": messages, "max_tokens": 4}
     if place == "format":
         body["max_tokens"] = PLANTED_LENGTH
+    if place == "prompt logprobs":
+        body["prompt_logprobs"] = PLANTED_TOP
     if place == "stop strings":
         body["stop"] = ["planted in stop strings"]
     return "completions", body

@@ -121,7 +121,8 @@ def test_chunks_have_every_key_and_one_identity(chat: Ask, complete: Ask) -> Non
 def test_texts_are_the_references(complete: Ask, stream: bool) -> None:
     """Spaces at token borders, the first one included; characters of several tokens whole."""
     certain = [r for r in REFERENCES if r["min_gap"] >= GAP_TOLERANCE and r["eos_at"] is None and r["prompt_len"] < 99]
-    assert len(certain) >= 7
+    certain = certain[stream::2]
+    assert len(certain) >= 3
     replies = at_once(
         lambda r: complete(prompt=r["prompt_ids"], max_tokens=64, stream=stream, ignore_eos=True), certain
     )
@@ -138,26 +139,6 @@ def test_prompts_in_other_forms_give_the_same(complete: Ask) -> None:
 
 
 # Ends
-
-
-def test_stop_strings_across_tokens(complete: Ask) -> None:
-    """Seven characters from 20 places of a text: it ends before the first of them, streamed or not."""
-    body = {"prompt": "Once upon a time", "max_tokens": 48, "ignore_eos": True}
-    whole = complete(**body)
-    text, num_tokens = text_of(whole), usage_of(whole)["completion_tokens"]
-    stops = [text[i : i + 7] for i in range(0, 2 * 20, 2)]
-    cases = [(stop, stream) for stop in stops for stream in (True, False)]
-    replies = at_once(
-        lambda case: complete(
-            **body, stop=[case[0]], stream=case[1], **({"stream_options": {"include_usage": True}} if case[1] else {})
-        ),
-        cases,
-    )
-    for (stop, stream), reply in zip(cases, replies, strict=True):
-        assert text_of(reply) == text[: text.find(stop)], (stop, stream)
-        choice = (reply.chunks[-2] if stream else reply.json)["choices"][0]
-        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
-        assert usage_of(reply)["completion_tokens"] <= num_tokens
 
 
 @pytest.mark.parametrize("stream", [False, True])
