@@ -77,7 +77,9 @@ class Answer:
             await self._more.wait()
 
 
-@pytest.mark.parametrize("process", ["tokenizer", "scheduler", "worker"])
+@pytest.mark.parametrize(
+    "process", ["worker", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tokenizer", "scheduler"))]
+)
 def test_streams_go_on_over_an_actors_deaths_and_nothing_leaks(tiny_llama_dir: Path, process: str) -> None:
     async def act(supervisor: Supervisor, session: aiohttp.ClientSession) -> None:
         expected = await complete(supervisor.url, session, **NEVER)

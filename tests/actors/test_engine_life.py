@@ -111,6 +111,7 @@ def serve(launch: Launch, act: Act) -> int:
     return status
 
 
+@pytest.mark.nightly
 def test_answers_go_on_over_three_deaths_of_the_worker_and_no_descriptor_leaks(tiny_llama_dir: Path) -> None:
     async def act(supervisor: Supervisor, session: aiohttp.ClientSession) -> None:
         expected = text_of(await complete(supervisor.url, session, max_tokens=400))

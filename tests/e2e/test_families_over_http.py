@@ -45,7 +45,7 @@ def test_gemma3_in_chunks_of_16(gemma3: FamilyServer, send: Send) -> None:
     check_family(gemma3, send)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_qwen2_with_windows_in_steps_of_16(tmp_path: Path, send: Send) -> None:
     with serve_family("qwen2-window", tmp_path, *BUDGET_16) as family:
         check_family(family, send)

@@ -76,6 +76,7 @@ def test_sigterm_lets_running_streams_finish(smollm2_gguf: Path) -> None:
         assert server.children() == []
 
 
+@pytest.mark.nightly
 def test_a_worker_that_keeps_dying_ends_the_engine_with_a_reason(smollm2_gguf: Path) -> None:
     with ServerProcess(str(smollm2_gguf), "--set", "process.worker.restart.max=1") as server:
 
