@@ -68,6 +68,7 @@ async def run_and(server: ServerProcess, num_streams: int, max_tokens: int, act:
         return await asyncio.gather(*streams)
 
 
+@pytest.mark.nightly
 def test_sigterm_lets_running_streams_finish(smollm2_gguf: Path) -> None:
     with ServerProcess(str(smollm2_gguf), "--set", "server.drain_timeout_s=600") as server:
         ends = asyncio.run(run_and(server, 8, 60, server.terminate))

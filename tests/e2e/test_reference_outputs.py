@@ -57,13 +57,12 @@ def test_all_at_once_cold_then_one_by_one_with_the_prefix_cache_warm(default_ser
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("first", "pairs"),
     [
         (0, ("scheduler.max_num_batched_tokens=64", "scheduler.pipeline_depth=3")),
-        pytest.param(
-            1, ("scheduler.max_num_batched_tokens=2048", "scheduler.pipeline_depth=1"), marks=pytest.mark.nightly
-        ),
+        (1, ("scheduler.max_num_batched_tokens=2048", "scheduler.pipeline_depth=1")),
     ],
     ids=["chunks of 64, depth 3", "depth 1"],
 )
@@ -89,6 +88,7 @@ def test_all_actors_apart(smollm2_gguf: Path) -> None:
         check(server, REFERENCES[1::3])
 
 
+@pytest.mark.nightly
 def test_the_worker_killed_in_the_middle(smollm2_gguf: Path) -> None:
     """SIGKILL when half of all tokens have come: the same connections go on, with the same tokens."""
     with serve(smollm2_gguf) as server:
