@@ -53,16 +53,16 @@ def pids(supervisor: Supervisor) -> dict[str, int]:
     return {name: child.pid for name, child in supervisor._crew.children.items()}
 
 
-def states_of_children() -> list[str]:
-    """State letters of this process's children: Z is a zombie."""
-    states = []
+def children() -> dict[int, str]:
+    """pid -> state letter of this process's children, servers of other tests among them: Z is a zombie."""
+    states = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[1]) == os.getpid():
-            states.append(fields[0])
+            states[int(stat.parent.name)] = fields[0]
     return states
 
 
@@ -104,10 +104,10 @@ def serve(launch: Launch, act: Act) -> int:
         supervisor.request_stop()
         return await waiting
 
-    before = descriptors()
+    before, known = descriptors(), children().keys()
     status = asyncio.run(main())
     assert descriptors() == before, "the supervisor keeps no descriptor"
-    assert states_of_children() == [], "no child is left, alive or dead"
+    assert children().keys() == known, "no child is left, alive or dead"
     return status
 
 
@@ -125,7 +125,7 @@ def test_answers_go_on_over_three_deaths_of_the_worker_and_no_descriptor_leaks(t
             now = descriptors(), descriptors(control)
             assert counts is None or now == counts
             counts = now
-            assert "Z" not in states_of_children()
+            assert "Z" not in children().values()
         assert pids(supervisor)["control"] == control
 
     assert serve(launch(tiny_llama_dir), act) == 0
@@ -196,9 +196,9 @@ def test_a_stop_during_the_start_leaves_nothing(tiny_llama_dir: Path, moment: st
         with pytest.raises(StartFailed, match="stopped by a signal"):
             await supervisor.start()
 
-    before = descriptors()
+    before, known = descriptors(), children().keys()
     asyncio.run(main())
-    assert descriptors() == before and states_of_children() == []
+    assert descriptors() == before and children().keys() == known
 
 
 def test_a_child_that_fails_to_start_says_why(tiny_llama_dir: Path, tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_a_child_that_fails_to_start_says_why(tiny_llama_dir: Path, tmp_path: Pa
         with pytest.raises(StartFailed, match="tokenizer"):
             await Supervisor(ready, CHILD).start()
 
-    before = descriptors()
+    before, known = descriptors(), children().keys()
     asyncio.run(main())
-    assert descriptors() == before and states_of_children() == []
+    assert descriptors() == before and children().keys() == known
 
 
 def test_a_fault_of_the_supervisor_itself_is_raised_and_leaves_nothing(tiny_llama_dir: Path) -> None:
@@ -225,6 +225,7 @@ def test_a_fault_of_the_supervisor_itself_is_raised_and_leaves_nothing(tiny_llam
         os.kill(pids(supervisor)["worker"], signal.SIGKILL)
         await supervisor._faults._happened.wait()
 
+    known = children().keys()
     with pytest.raises(RuntimeError, match="broken restart"):
         serve(launch(tiny_llama_dir), act)
-    assert states_of_children() == []
+    assert children().keys() == known
