@@ -24,7 +24,7 @@ def forward(model: Decoder, token_ids: Tensor, positions: Tensor, attention: Att
     num_tokens, num_heads = len(token_ids), shape.num_heads
     num_rotated = num_heads + shape.num_kv_heads
     eps = model.eps
-    scale = torch.tensor(shape.hidden_size**0.5, dtype=dtype, device=model.device)
+    scale = float(torch.tensor(shape.hidden_size**0.5, dtype=dtype))  # a number of the host: no step copies it
     hidden = (F.embedding(token_ids, weights.embedding) * scale).to(width)
     turns = [table.index_select(0, positions).unbind(1) for table in model.rotary_tables]
     windows = shape.windows or (None,) * shape.num_layers
