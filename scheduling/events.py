@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from ..mailbox.messages.admission import Admit, Stop
+from ..mailbox.messages.admission import AddInput, Admit, Stop
+from ..mailbox.messages.drafts import Drafts
+from ..mailbox.messages.grammar import GrammarFailed, GrammarReady
 from ..mailbox.messages.requests import Abort
 from ..mailbox.messages.steps import StepResult
+from ..mailbox.messages.transfers import BlocksLoaded
 
 
 class WorkerGone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=60):
@@ -25,4 +28,17 @@ class TokenizerGone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=
     tokenizer: str
 
 
-Event = Admit | Stop | Abort | StepResult | WorkerGone | WorkerAttached | TokenizerGone
+Event = (
+    Admit
+    | AddInput
+    | Stop
+    | Abort
+    | GrammarReady
+    | GrammarFailed
+    | Drafts
+    | BlocksLoaded
+    | StepResult
+    | WorkerGone
+    | WorkerAttached
+    | TokenizerGone
+)

@@ -8,7 +8,9 @@ import msgspec
 
 from ..topology.boards import usual_plan_tokens
 
-PolicyName = Literal["fcfs", "priority"]
+PolicyName = Literal["fcfs", "priority", "fair", "cache_aware"]
+PreemptionName = Literal["lifo", "retract", "cost"]
+AdmissionName = Literal["chunk", "whole_prompt", "estimate"]
 
 
 class SchedulerLimits(msgspec.Struct, frozen=True):
@@ -39,7 +41,18 @@ class SchedulerLimits(msgspec.Struct, frozen=True):
     resume_grace_s: float = 10.0
     """After a tokenizer's death its requests have so long to be claimed by a higher attempt before they are ended."""
     policy: PolicyName = "fcfs"
-    """Who is admitted first, and who is preempted."""
+    """Who is admitted first."""
+    preemption: PreemptionName = "lifo"
+    """Who gives its blocks up when they run out."""
+    admission: AdmissionName = "chunk"
+    """What must be free for a request to be admitted: its first chunk, its whole prompt, or that and an estimate of
+    what all will still write."""
+    fair_aging_tokens_per_s: int = 1000
+    """Fair policy: a waiting request's tenant is treated as if it had had so many tokens less for each second."""
+    fair_aging_max_tokens: int = 20_000
+    """Fair policy: the most that waiting is worth."""
+    max_ledgers: int = 1024
+    """Ledgers of requests that have ended, kept for questions."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "pipeline_depth", "num_blocks", "block_size"):

@@ -66,10 +66,6 @@ def _check_model(topology: Topology, shape: ModelShape | None, problems: list[Pr
 
 def _check_scheduler(topology: Topology, problems: list[Problem]) -> None:
     section = topology.scheduler
-    if section.policy == "fair":
-        got = f"policy = {show_value(section.policy)}"
-        allowed = f'"fcfs", "priority"; "fair" is {NOT_YET}'
-        problems.append(Problem(("scheduler", "policy"), got, allowed, "leave it out"))
     if section.max_num_batched_tokens < section.max_num_seqs:
         got = f"max_num_batched_tokens = {section.max_num_batched_tokens:,}"
         allowed = f"at least max_num_seqs, {section.max_num_seqs:,}: a full batch of decodes takes a token for each row"

@@ -42,8 +42,12 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
 class SchedulerSection(Struct, frozen=True, forbid_unknown_fields=True):
     """[scheduler]"""
 
-    policy: Literal["fcfs", "priority", "fair"] = "fcfs"
-    """Who is admitted first, and who gives up its blocks when they run out. static"""
+    policy: Literal["fcfs", "priority", "fair", "cache_aware"] = "fcfs"
+    """Who is admitted first; docs/scheduling.md says when to choose which. static"""
+    preemption: Literal["lifo", "retract", "cost"] = "lifo"
+    """Who gives up its blocks when they run out. static"""
+    admission: Literal["chunk", "whole_prompt", "estimate"] = "chunk"
+    """What must be free to admit a request: its first chunk, all of its prompt, or that and what is to come. static"""
     max_num_seqs: Positive = 64
     """Requests that run at once: rows of a batch [rows]. static"""
     max_num_batched_tokens: Positive = 2048
@@ -58,6 +62,12 @@ class SchedulerSection(Struct, frozen=True, forbid_unknown_fields=True):
     """Waiting requests; one more gets a 429 [requests]. static"""
     max_queued_tokens: Positive = 1_000_000
     """Prompts of all that wait; more get a 429 [tokens]. static"""
+    fair_aging_tokens_per_s: NonNegative = 1000
+    """Policy fair: waiting counts as so many tokens less for its tenant [tokens/s]. static"""
+    fair_aging_max_tokens: NonNegative = 20_000
+    """Policy fair: the most that waiting is worth [tokens]. static"""
+    max_ledgers: NonNegative = 1024
+    """Requests that have ended and can still be asked about [requests]. static"""
 
 
 class KVCacheSection(Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,8 +140,8 @@ class JournalSection(Struct, frozen=True, forbid_unknown_fields=True):
 
     path: str
     """File of the scheduler's inputs. static"""
-    max_bytes: Positive = 1 << 30
-    """Rotate at this size [bytes]. static"""
+    max_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+    """Of all its files together; the oldest go first [bytes]. static"""
 
 
 class RestartPolicy(Struct, frozen=True, forbid_unknown_fields=True):

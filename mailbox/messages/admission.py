@@ -5,15 +5,18 @@
 | Admit       | tokenizer | scheduler | mailbox   | mailbox capacity           | kept and sent when there is room | the frontends resume          |
 | Stop        | tokenizer | scheduler | mailbox   | one a request              | kept and sent when there is room | the frontends resume          |
 | Abort       | tokenizer | scheduler | mailbox   | one a request              | kept and sent when there is room | the frontends resume          |
+| AddInput    | tokenizer | scheduler | mailbox   | mailbox capacity           | kept and sent when there is room | the frontends resume          |
+| Explain     | tokenizer | scheduler | mailbox   | one a question             | kept and sent when there is room | asked again                   |
 | TokenDeltas | scheduler | tokenizer | mailbox   | one unsent delta a request | later tokens merge into it       | the frontends resume          |
 | Refused     | scheduler | tokenizer | mailbox   | one a request              | kept and sent when there is room | the frontends resume          |
+| Explanation | scheduler | tokenizer | mailbox   | one a question             | kept and sent when there is room | asked again                   |
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from .requests import Abort, Finish, Refused, TokenLogprobs
+from .requests import Abort, Explain, Explanation, Finish, Refused, TokenLogprobs
 from .sampling import SamplingParams
 
 
@@ -34,6 +37,16 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=20):
     """Of a resumed request (attempt > 1): the ids that its frontend has. It is exempt from the queue's limits."""
     priority: int = 0
     """Lower is more urgent; used by the priority policy alone."""
+    tenant: str = ""
+    """Used by the fair policy alone."""
+    deadline_ns: int | None = None
+    """The request ends with `timeout` then, waiting or running, by the clock of `arrival_ns`."""
+    grammar_key: str = ""
+    """It waits until this grammar is ready; empty: it has none."""
+    num_remote_tokens: int = 0
+    """Tokens of the prompt whose keys and values a connector can load, from the beginning on."""
+    is_session: bool = False
+    """Where it would end it waits for more input, until the last `AddInput`."""
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=21):
@@ -43,6 +56,16 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=21):
     choice: int
     attempt: int
     position: int
+
+
+class AddInput(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=23):
+    """More input for a streaming session, behind the output so far. `is_last`: no more comes."""
+
+    request_id: str
+    choice: int
+    attempt: int
+    token_ids: list[int]
+    is_last: bool = False
 
 
 class TokenDeltas(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22):
@@ -62,7 +85,9 @@ class TokenDeltas(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22
     logprobs: dict[int, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     """In the delta with a request's first token, if asked for: one entry for each prompt token but the first."""
+    pauses: dict[int, Finish] = {}
+    """Row index -> why a streaming session waits for input now; its tokens so far have all been sent."""
 
 
-TokenizerToScheduler = Admit | Stop | Abort
-SchedulerToTokenizer = TokenDeltas | Refused
+TokenizerToScheduler = Admit | AddInput | Stop | Abort | Explain
+SchedulerToTokenizer = TokenDeltas | Refused | Explanation

@@ -7,8 +7,10 @@
 | Abort      | frontend  | tokenizer | mailbox   | one a request               | kept and sent when there is room | dropped, the request is gone |
 | TextDeltas | tokenizer | frontend  | mailbox   | one unsent delta a request  | later tokens merge into it     | dropped                        |
 | Refused    | tokenizer | frontend  | mailbox   | one a request               | kept and sent when there is room | dropped                      |
+| Extend     | frontend  | tokenizer | mailbox   | mailbox capacity            | the client gets a 429          | the frontend resumes it        |
 | Tokenize, Detokenize | frontend | tokenizer | mailbox | mailbox capacity       | the client gets a 429          | asked again, of a living one   |
-| Tokenized, Detokenized | tokenizer | frontend | mailbox | one a question       | kept and sent when there is room | dropped                      |
+| Explain    | frontend  | tokenizer | mailbox   | mailbox capacity            | the client gets a 429          | asked again, of a living one   |
+| Tokenized, Detokenized, Explanation | tokenizer | frontend | mailbox | one a question       | kept and sent when there is room | dropped                      |
 
 Every message names `(request_id, attempt)`; rows also the choice. A message of another attempt is dropped.
 """
@@ -99,6 +101,12 @@ class Generate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=10):
     options: PromptOptions = AS_IT_IS
     priority: int = 0
     """Lower is more urgent; only 0 without the priority policy."""
+    tenant: str = ""
+    """Whose request it is; used by the fair policy alone."""
+    deadline_ns: int | None = None
+    """When it ends with `timeout` if it has not ended before, waiting or running, by the clock of `arrival_ns`."""
+    is_session: bool = False
+    """A streaming session: where it would end it waits for more input instead, until the last `Extend`."""
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -163,13 +171,15 @@ class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The terminal mark. `reason`: stop, length, abort, error; `stop_reason`: the stop string or id that was found."""
+    """The terminal mark. `reason`: stop, length, abort, error, repetition, timeout; `stop_reason`: the stop string or id that was found."""
 
     reason: str
     usage: Usage
     stop_reason: int | str | None = None
     message: str | None = None
     """For `error`: the sentence for the client."""
+    status: int = 500
+    """For `error`: 400 if the request itself is at fault, such as a grammar that cannot be compiled."""
 
 
 class TokenText(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -217,6 +227,100 @@ class TextDeltas(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13)
     """Row index -> the prompt, in the first delta of a choice that asked for it."""
 
 
+class Extend(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=40):
+    """More input for a streaming session: it goes behind the output so far. `is_last`: no more comes."""
+
+    request_id: str
+    attempt: int
+    prompt: Prompt
+    is_last: bool = False
+
+
+class Explain(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=41):
+    """Asks for a request's ledger; goes on to the scheduler. `frontend` is the reply address, `request_id` names the
+    question, `about` the request."""
+
+    request_id: str
+    attempt: int
+    frontend: str
+    tokenizer: str
+    about: str
+
+
+class WaitTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Nanoseconds that a request waited, by cause."""
+
+    budget_ns: int = 0
+    """The step's tokens were used up."""
+    sequences_ns: int = 0
+    """All rows were taken (max_num_seqs)."""
+    blocks_ns: int = 0
+    """KV blocks were short, the watermark and the admission rule included."""
+    grammar_ns: int = 0
+    """Its grammar was being compiled."""
+    adapter_ns: int = 0
+    """No adapter slot was free."""
+    remote_kv_ns: int = 0
+    """Its keys and values were on their way."""
+    input_ns: int = 0
+    """A streaming session waited for its client."""
+    priority_ns: int = 0
+    """Requests that came later went first."""
+    worker_ns: int = 0
+    """No worker was attached, or requests were on trial."""
+
+
+class PreemptionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One time at which a request lost its row."""
+
+    step: int
+    cause: str
+    """blocks (they ran out), worker (it died), step_failed, trial, resume"""
+    num_lost_tokens: int
+    """Computed positions that had to be computed again or found in the cache."""
+
+
+class RequestLedger(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where one choice's time went, by the scheduler's `now_ns`. All parts together are `ended_ns - arrival_ns`, or up
+    to now while it lives."""
+
+    choice: int
+    state: str
+    arrival_ns: int
+    """At the frontend."""
+    queued_ns: int
+    """At the scheduler: what is before was tokenizing and transport."""
+    ended_ns: int | None
+    waiting: WaitTime
+    prefill_ns: int
+    """From a row to the first token behind it, all runs together."""
+    decode_ns: int
+    """From the first token of a run to its end."""
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    """Of the prompt, at first admission."""
+    chunks: tuple[int, ...]
+    """Tokens of each step that computed more than one position, or the last one of the prompt; the first 256."""
+    preemptions: tuple[PreemptionRecord, ...]
+    num_recomputed_tokens: int
+    """Positions computed more than once."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    waits_for: str = ""
+    """Why it waits now; empty if it does not."""
+
+
+class Explanation(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=42):
+    """Answers `Explain`: every choice that the scheduler knows, live or lately ended; none: it knows nothing."""
+
+    request_id: str
+    attempt: int
+    about: str
+    now_ns: int
+    choices: tuple[RequestLedger, ...]
+
+
 class Tokenize(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=15):
     """A question without state: a prompt's token ids. `frontend` is the reply address."""
 
@@ -255,7 +359,7 @@ class Detokenized(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=18
     text: str
 
 
-Question = Tokenize | Detokenize
-Answer = Tokenized | Detokenized
-FrontendToTokenizer = Generate | Resume | Abort | Question
+Question = Tokenize | Detokenize | Explain
+Answer = Tokenized | Detokenized | Explanation
+FrontendToTokenizer = Generate | Resume | Extend | Abort | Question
 TokenizerToFrontend = TextDeltas | Refused | Answer

@@ -68,6 +68,10 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=30):
     """int32 [m]"""
     is_fresh: bool = False
     """The worker clears all its rows before anything else: the first plan after a step that failed."""
+    num_drafts: bytes = b""
+    """int32 [n]: of each row's tokens so many, its last ones, are drafts; empty: no row has any."""
+    draft_ids: bytes = b""
+    """int32 [sum(num_drafts)]"""
 
 
 class StepOutcome(IntEnum):
@@ -112,7 +116,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31)
     positions: bytes
     """int32 [k]: absolute position (prompt included) of the sampled token."""
     token_ids: bytes
-    """int32 [k]"""
+    """int32 [sum(num_sampled)]"""
     start_ns: int
     """CLOCK_MONOTONIC when the worker began the step."""
     end_ns: int
@@ -133,3 +137,6 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31)
     """Of a failed step: what it raised, at most `topology.boards.MAX_ERROR_CHARS` characters."""
     prompt_logprobs: PromptLogprobs | None = None
     """If a scheduled row asked for them and computed positions of its prompt."""
+    num_sampled: bytes = b""
+    """int32 [k]: tokens of each row, the accepted drafts and one more, which stand together in `token_ids`; empty: one
+    each. `positions` are those of the first."""

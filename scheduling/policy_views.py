@@ -1,0 +1,85 @@
+"""What policies may look at, and the shapes of the three kinds of them. A policy is pure: values in, a choice out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from .request import Rank, Request
+
+
+class WaitingLines(Protocol):
+    """Who waits and could go, in lines (`Order.line_of`), each sorted by `Order.rank`."""
+
+    def __len__(self) -> int:
+        """Requests in all lines."""
+        ...
+
+    def lines(self) -> Sequence[str]:
+        """The lines that are not empty, in the order in which they became so."""
+        ...
+
+    def first(self, line: str) -> Request | None:
+        """The lowest rank of a line."""
+        ...
+
+    def __iter__(self) -> Iterator[Request]:
+        """Everybody, in no particular order."""
+        ...
+
+
+class OrderView(NamedTuple):
+    """What the choice of the next request may depend on."""
+
+    now_ns: int
+    served_tokens: Mapping[str, int]
+    """By tenant, of those that have live requests: virtual tokens, which only differences mean anything of."""
+    num_cached_tokens: Callable[[Request], int]
+    """Tokens of a waiting request that the prefix cache holds now."""
+    aging_tokens_per_s: int
+    aging_max_tokens: int
+
+
+class Order(NamedTuple):
+    """Who is admitted next. FCFS: one line, rank = (1, order of coming), preempted ones before: (0, order of coming)."""
+
+    line_of: Callable[[Request], str]
+    rank: Callable[[Request], Rank]
+    """Fixed while it waits; a lower one first."""
+    choose: Callable[[WaitingLines, OrderView], Request | None]
+    """None if nobody waits. The choice is tried; if it does not fit, nobody is admitted in this step."""
+    sorts_running: bool = False
+    """Rows are planned by rank, so that under a short budget the first get their tokens; else as they were admitted."""
+
+
+class VictimView(NamedTuple):
+    """What the choice of a victim may depend on."""
+
+    num_won_blocks: Callable[[Request], int]
+    """Blocks that nobody else uses: what its going would free."""
+
+
+ChooseVictim = Callable[[Sequence[Request], VictimView], Request]
+"""Who gives its blocks up, of those that run, in plan order, the last with the least claim. There is at least one; the
+first is only taken if it is alone, so that somebody always gets on."""
+
+
+class Estimate(NamedTuple):
+    """What share of the output that it may still write a request is taken to write, in parts per million."""
+
+    share_ppm: int
+
+
+class AdmissionView(NamedTuple):
+    """What the room that an admission needs may depend on. Blocks, of `block_size` tokens."""
+
+    block_size: int
+    num_blocks: int
+    running: Sequence[Request]
+    estimate: Estimate
+
+
+BlocksWanted = Callable[[Request, int, int, AdmissionView], int]
+"""(request, num_cached_tokens, num_first_tokens, view) -> blocks that must be free in the pool for it, beside the cached
+ones, to be admitted: at least those for its first `num_first_tokens` behind the cached ones, at most what makes it
+certain to be admitted when the pool is empty."""
