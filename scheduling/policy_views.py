@@ -57,6 +57,8 @@ class VictimView(NamedTuple):
 
     num_won_blocks: Callable[[Request], int]
     """Blocks that nobody else uses: what its going would free."""
+    block_size: int
+    """Tokens a block."""
 
 
 ChooseVictim = Callable[[Sequence[Request], VictimView], Request]
