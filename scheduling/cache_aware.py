@@ -1,12 +1,12 @@
 """The longest cached prefix first, so that what is cached is used before it is evicted.
 
-The order that SGLang calls longest prefix match. With more than `MAX_SORTED` waiting it is first come, first served, for
-each choice looks all of their prefixes up; preempted requests always go before others.
+The order that SGLang calls longest prefix match. With more than `MAX_SORTED` waiting it is first come, first served,
+for each choice looks all of their prefixes up; preempted requests always go before others.
 
 Starvation is bounded by time: once the request that came first has waited for `aging_max_tokens / aging_tokens_per_s`
-seconds (20 by default) it goes first, whatever others have cached. Without that a request with nothing cached would wait
-for as long as ones with a hit keep coming, and the tail of such requests makes most of all waiting (sgl-project/sglang
-issue 31954). With `aging_tokens_per_s` 0 there is no such bound.
+seconds (20 by default) it goes first, whatever others have cached. Otherwise a request with nothing cached would wait
+for as long as ones with a hit keep coming (sgl-project/sglang issue 31954: a tail of 20 to 60 s at a median of 0.7 s).
+With `aging_tokens_per_s` 0 there is no such bound.
 """
 
 from __future__ import annotations
