@@ -34,6 +34,9 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     block_ids: bytes
     """int32: the blocks held now, prefix hits first; block i holds positions i * block_size and on."""
     sampling: SamplingParams
+    first_output_index: int = 0
+    """Output tokens of a session's earlier turns, which count as prompt: the token at position p is drawn with the index
+    p - num_prompt_tokens + first_output_index."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=30):
