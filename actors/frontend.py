@@ -71,6 +71,7 @@ class Frontend:
         read_startup: Callable[[], list[ActorStart]],
         has_priorities: bool = False,
         kv_cache: KVCacheSection = KVCacheSection(),  # noqa: B008  (frozen)
+        takes_sessions: bool = True,
     ) -> None:
         self.name = name
         self.inbox = inbox
@@ -80,6 +81,7 @@ class Frontend:
         self.vocab_size = vocab_size
         self.has_priorities = has_priorities
         self.kv_cache = kv_cache
+        self.takes_sessions = takes_sessions
         self._tokenizers = dict(tokenizers)
         self.max_live_requests = max_live_requests
         self._turn = itertools.cycle(self._tokenizers)
@@ -279,7 +281,7 @@ class Frontend:
             is_of_scheduler = stream.generate.scheduler in actors
             if is_of_scheduler or (stream.is_lost and stream.tokenizer in actors):
                 is_suspect = (is_of_scheduler and has_served) or mark_of(stream.request_id) in suspects
-                stream.num_suspicions += is_suspect
+                stream.num_suspicions += is_suspect and not stream.is_paused
                 self._resume(stream)
         self._questions.settled(actors, suspects, self._tokenizer_for)
 

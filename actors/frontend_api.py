@@ -92,6 +92,8 @@ class FrontendAPI(Protocol):
     """The scheduler orders by priority; else only priority 0 may be sent."""
     kv_cache: KVCacheSection
     """As the topology has it."""
+    takes_sessions: bool
+    """Each request of a client reaches this frontend: it is the only one, so sessions can get input."""
 
     def submit(
         self,

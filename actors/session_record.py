@@ -7,7 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 
-from ..errors import Overloaded, RequestError
+from ..errors import InvalidRequest, Overloaded
 from ..mailbox.messages.requests import Finish, SessionInput
 
 MAX_WAITING_INPUTS = 16
@@ -40,13 +40,7 @@ class SessionRecord:
         Raises RequestError (409) behind the last input, Overloaded (429) if too much waits.
         """
         if self._is_complete:
-            raise RequestError(
-                "the session has got its last input",
-                code="session_complete",
-                param="last",
-                status=409,
-                type="conflict_error",
-            )
+            raise InvalidRequest("the session has got its last input", code="session_complete", status=409)
         if len(self._waiting) >= MAX_WAITING_INPUTS:
             raise Overloaded(
                 f"{len(self._waiting):,} inputs of this session wait for its turns to end, as many as may; try again "

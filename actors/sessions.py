@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from ..errors import RequestError
+from ..errors import InvalidRequest
 from ..mailbox.messages.requests import Extend, Finish, FrontendToTokenizer, SessionInput
 from .sender import Sender
 from .stream import Stream
@@ -25,7 +25,7 @@ class Sessions:
         self._takes_more = True
 
     def give(self, stream: Stream, given: SessionInput | None) -> None:
-        """Raises RequestError: 404 if it is no session, 409 behind its last input, 429 if too many wait."""
+        """Raises: 404 if it is no session, 409 behind its last input, 429 if too many wait."""
         if stream.session is None:
             raise no_session(stream.request_id)
         next_input = stream.session.give(given)
@@ -57,7 +57,7 @@ class Sessions:
     def end_paused(self, stream: Stream) -> None:
         """From now on no input comes: end the session if it waits for some, else at its next pause."""
         self._takes_more = False
-        if stream.session is not None and stream.session.paused is not None:
+        if stream.is_paused:
             self._end_for(stream, "abort")
 
     def _send(self, stream: Stream, given: SessionInput) -> None:
@@ -76,8 +76,6 @@ class Sessions:
         self._end(stream, Finish(reason, stream.session.paused.usage))
 
 
-def no_session(request_id: str) -> RequestError:
+def no_session(request_id: str) -> InvalidRequest:
     """404."""
-    return RequestError(
-        f"there is no live session {request_id!r}", code="session_not_found", status=404, type="not_found_error"
-    )
+    return InvalidRequest(f"there is no live session {request_id!r}", code="session_not_found", status=404)

@@ -137,6 +137,11 @@ class Stream:
     def tokenizer(self) -> str:
         return self.generate.tokenizer
 
+    @property
+    def is_paused(self) -> bool:
+        """A session that waits for input: nobody works on it."""
+        return self.session is not None and self.session.paused is not None
+
     # Reader
 
     def __aiter__(self) -> AsyncIterator[Delta]:

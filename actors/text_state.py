@@ -38,8 +38,8 @@ class TextState:
         turn: SessionTurn | None = None,
     ) -> None:
         """Cheap: the ids in `delivered` are looked at by `catch_up`. With a `prompt_text` the first delta of the choice
-        carries the `PromptDetails`. `turn`: of a streaming session; it begins at `first_output_index`, its prompt is all
-        that stands before, and `delivered` is what the frontend has of it alone."""
+        carries the `PromptDetails`. `turn`: of a streaming session; it begins at `first_output_index`, its prompt is
+        all that stands before, and `delivered` is what the frontend has of it alone."""
         sampling = generate.sampling
         self.generate = generate
         self.choice = delivered.choice
