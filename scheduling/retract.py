@@ -15,9 +15,9 @@ from .victims import candidates
 
 
 def choose_victim(running: Sequence[Request], _view: VictimView) -> Request:
-    """The fewest output tokens, then the longest prompt, then the last in plan order."""
+    """The fewest output tokens (of a session's turn), then the longest prompt, then the last in plan order."""
     return min(reversed(candidates(running)), key=_claim)
 
 
 def _claim(request: Request) -> tuple[int, int]:
-    return (request.num_output_tokens, -request.num_prompt_tokens)
+    return (request.num_turn_tokens, -request.num_prompt_tokens)
