@@ -68,6 +68,17 @@ def test_a_preempted_request_waits_for_all_its_blocks() -> None:
     assert chunk.blocks_wanted(newcomer(150, 9), 0, 16, view_of()) == 1
 
 
+def test_a_whole_prompt_leaves_the_rest_of_the_prompts_that_run_its_room() -> None:
+    """Two prompts of 60 blocks in a pool of 100: of the first 2 are computed, so 98 are free, and the second does not
+    begin, for it could not be finished. By chunk it begins. A row that writes lacks nothing."""
+    half_way, writes = runner(1, 960, 0, 9, 2), runner(2, 100, 28, 99, 8)
+    view = view_of(half_way, writes, num_blocks=100)
+    assert whole_prompt.blocks_wanted(newcomer(950, 9), 0, 32, view) == 100
+    assert whole_prompt.blocks_wanted(newcomer(159, 9), 0, 32, view) == 58 + 10
+    assert whole_prompt.blocks_wanted(newcomer(950, 9), 0, 32, view_of(writes, num_blocks=100)) == 60
+    assert chunk.blocks_wanted(newcomer(950, 9), 0, 32, view) == 2
+
+
 # The estimate ---------------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +187,15 @@ def test_the_estimate_is_that_of_the_exact_sum(admission: tuple[Request, int, in
     lacked = [max(0, blocks(one) - len(one.block_ids)) for one in view.running]
     expected = min(view.num_blocks, blocks(request) + sum(lacked)) - num_cached // view.block_size
     assert estimate.blocks_wanted(*admission) == expected
+
+
+@settings(max_examples=40)
+@given(admission=admissions())
+def test_the_whole_prompt_is_that_of_the_exact_sum(admission: tuple[Request, int, int, AdmissionView]) -> None:
+    request, num_cached, _num_first, view = admission
+    lacked = [max(0, math.ceil(one.num_tokens / view.block_size) - len(one.block_ids)) for one in view.running]
+    expected = math.ceil((request.num_tokens + 1) / view.block_size) + sum(lacked)
+    assert whole_prompt.blocks_wanted(*admission) == min(view.num_blocks, expected) - num_cached // view.block_size
 
 
 @settings(max_examples=40)
