@@ -227,6 +227,31 @@ def test_an_estimate_of_the_output_keeps_requests_out_that_would_be_preempted() 
     assert num_preemptions_under("estimate") <= 5 < num_preemptions_under("chunk")
 
 
+def long_prompts_under(admission: AdmissionName) -> tuple[int, int]:
+    """Two prompts of 60 % of the pool in chunks of 16: preemptions, and prompt tokens computed."""
+    limits = make_limits(
+        num_blocks=100,
+        block_size=4,
+        pipeline_depth=1,
+        prefix_caching=False,
+        long_prefill_token_threshold=16,
+        admission=admission,
+    )
+    engine = Engine(limits)
+    engine.admit(*(make_admit(f"r{n}", [n] * 240, max_tokens=4, ignore_eos=True) for n in range(2)))
+    engine.run()
+    engine.check_all_served()
+    num_tokens = sum(sum(ints(plan.num_tokens)) for plan in engine.planned)
+    return engine.scheduler.statistics().num_preemptions, num_tokens - 2 * 3
+
+
+def test_a_long_prompt_does_not_begin_beside_one_that_needs_the_room() -> None:
+    """By chunk both run in step until the pool is full at 200 tokens each, and one begins again."""
+    assert long_prompts_under("whole_prompt") == (0, 480)
+    num_preemptions, num_computed = long_prompts_under("chunk")
+    assert num_preemptions == 1 and 480 + 180 <= num_computed <= 480 + 200
+
+
 # The checks can fail --------------------------------------------------------------------------------------------------
 
 
