@@ -10,8 +10,7 @@ from callboard.mailbox.messages.requests import Abort
 from callboard.scheduling import policy as policies
 from callboard.scheduling import priority as most_urgent_first
 from callboard.scheduling.limits import AdmissionName, PolicyName, PreemptionName
-from callboard.scheduling.policy_views import VictimView
-from callboard.scheduling.request import Request
+from callboard.scheduling.policy_views import ChooseVictim
 from callboard.tests.scheduling.fake_engine import Engine
 from callboard.tests.scheduling.fake_worker import ints, make_admit, make_limits
 
@@ -255,24 +254,34 @@ def test_a_long_prompt_does_not_begin_beside_one_that_needs_the_room() -> None:
 # The checks can fail --------------------------------------------------------------------------------------------------
 
 
-def first_running(running: list[Request], _view: VictimView) -> Request:
-    return running[0]
+FAULTS: dict[str, ChooseVictim] = {
+    "first": lambda running, view: running[0],
+    "second": lambda running, view: running[1],
+}
 
 
-@pytest.mark.parametrize("fault", ["victim", "order"])
-def test_a_policy_of_two_minds_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of the plan goes, or rows are planned as they were admitted though they were to be by urgency."""
-    if fault == "victim":
-        monkeypatch.setitem(policies.VICTIMS, "lifo", first_running)
-    else:
-        monkeypatch.setitem(policies.ORDERS, "priority", most_urgent_first.ORDER._replace(sorts_running=False))
+def run_short_of_blocks(policy: PolicyName) -> None:
+    """Five of different urgency in a pool for two, over and over."""
+    for seed in range(50):
+        draw = random.Random(seed)
+        limits = make_limits(num_blocks=9, block_size=2, pipeline_depth=1, prefix_caching=False, policy=policy)
+        engine = Engine(limits)
+        for n in range(1, 6):
+            engine.admit(make_admit(f"r{n}", [n], priority=draw.randint(0, 3), max_tokens=8, ignore_eos=True))
+            engine.run_step()
+        engine.run()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_victim_with_a_better_claim_is_found(policy: PolicyName, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(policies.VICTIMS, "lifo", FAULTS[fault])
     with pytest.raises(AssertionError, match="goes"):
-        for seed in range(50):
-            draw = random.Random(seed)
-            limits = make_limits(num_blocks=9, block_size=2, pipeline_depth=1, prefix_caching=False, policy="priority")
-            engine = Engine(limits)
-            for n in range(1, 6):
-                engine.admit(make_admit(f"r{n}", [n], priority=draw.randint(0, 3), max_tokens=8, ignore_eos=True))
-                engine.run_step()
-            engine.run()
-            engine.check_all_served()
+        run_short_of_blocks(policy)
+
+
+def test_rows_in_another_order_than_the_victims_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are planned as they were admitted though they were to be by urgency, so the last is not the least urgent."""
+    monkeypatch.setitem(policies.ORDERS, "priority", most_urgent_first.ORDER._replace(sorts_running=False))
+    with pytest.raises(AssertionError, match="goes"):
+        run_short_of_blocks("priority")
