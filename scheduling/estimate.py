@@ -37,8 +37,8 @@ def after_retract(estimate: Estimate, running: Sequence[Request]) -> Estimate:
     What they may write is counted as in `blocks_wanted`, so that a limit which nobody reaches does not hide how much is
     written.
     """
-    num_written = sum(request.num_turn_tokens + AHEAD for request in running)
-    num_allowed = sum(request.num_turn_tokens + _num_reckoned(request) for request in running)
+    num_written = sum(request.num_output_tokens + AHEAD for request in running)
+    num_allowed = sum(request.num_output_tokens + _num_reckoned(request) for request in running)
     measured = num_written * ONE_PPM // max(1, num_allowed) if running else 0
     return Estimate(max(estimate.share_ppm, min(ONE_PPM, measured)))
 

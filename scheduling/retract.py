@@ -20,4 +20,4 @@ def choose_victim(running: Sequence[Request], _view: VictimView) -> Request:
 
 
 def _claim(request: Request) -> tuple[int, int]:
-    return (request.num_turn_tokens, -request.num_prompt_tokens)
+    return (request.num_output_tokens, -request.num_prompt_tokens)

@@ -31,10 +31,6 @@ class FakeRequest:
     def num_tokens(self) -> int:
         return self.num_prompt_tokens + self.num_output_tokens
 
-    @property
-    def num_turn_tokens(self) -> int:
-        return self.num_output_tokens
-
 
 def fake_request(order: int, *, priority: int = 0, arrival_ns: int = 0, **fields: object) -> Request:
     """`order`: how many had come when it came."""
