@@ -20,6 +20,8 @@ from ..mailbox.messages.requests import (
     Answer,
     Detokenize,
     Detokenized,
+    Explain,
+    Explanation,
     FrontendToTokenizer,
     Generate,
     Prompt,
@@ -86,7 +88,9 @@ class Frontend:
         self._live: dict[str, Stream] = {}
         self._refusing: RequestError | None = None
         self._emptied = asyncio.Event()
-        self._questions = Questions(self._tokenizers, self._emptied.set, max_suspicions=MAX_SUSPICIONS)
+        self._questions = Questions(
+            self._tokenizers, self._emptied.set, scheduler=scheduler, max_suspicions=MAX_SUSPICIONS
+        )
 
     # What the server calls
 
@@ -101,10 +105,13 @@ class Frontend:
         num_choices: int = 1,
         options: PromptOptions = AS_IT_IS,
         priority: int = 0,
+        tenant: str = "",
+        deadline_ms: float | None = None,
     ) -> Stream:
         if self._refusing is not None:
             raise self._refusing
         self._check_room(num_choices)
+        arrival_ns = time.monotonic_ns()
         generate = Generate(
             request_id=request_id,
             attempt=1,
@@ -113,12 +120,14 @@ class Frontend:
             scheduler=self._scheduler,
             prompt=prompt,
             sampling=sampling,
-            arrival_ns=time.monotonic_ns(),
+            arrival_ns=arrival_ns,
             cache_salt=cache_salt,
             returns_prompt=returns_prompt,
             num_choices=num_choices,
             options=options,
             priority=priority,
+            tenant=tenant,
+            deadline_ns=None if deadline_ms is None else arrival_ns + int(deadline_ms * 1e6),
         )
         self._tokenizers[generate.tokenizer].post(generate)
         stream = self._live[request_id] = Stream(generate, self._close)
@@ -134,6 +143,11 @@ class Frontend:
         answer = await self._ask(Detokenize(self._questions.new_id(), 1, self.name, token_ids))
         assert isinstance(answer, Detokenized)
         return answer.text
+
+    async def explain(self, request_id: str) -> Explanation:
+        answer = await self._ask(Explain(self._questions.new_id(), 1, self.name, "", request_id))
+        assert isinstance(answer, Explanation)
+        return answer
 
     async def _ask(self, question: Question) -> Answer:
         if self._refusing is not None:
@@ -215,7 +229,7 @@ class Frontend:
                 if stream is not None and stream.attempt == message.attempt:
                     self._fail(stream, error)
                 self._questions.refuse(message.request_id, message.attempt, error)
-            case Tokenized() | Detokenized():
+            case Tokenized() | Detokenized() | Explanation():
                 self._questions.take(message)
             case _:
                 assert_never(message)

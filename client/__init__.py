@@ -5,6 +5,7 @@ from .batch import BatchProgress, BatchResult
 from .delta_stream import DeltaStream
 from .deltas import Answer, Choice, ClientDelta, ClientUsage, Logprob, ModelEntry, PromptLogprob, Tokens, TopLogprob
 from .engine import Engine
+from .explanations import ChoiceExplanation, LiveRequest, Preemption, RequestExplanation, WaitingSeconds
 from .params import ChatParams, CompletionParams
 from .timeouts import NO_LIMITS, Timeouts
 
@@ -16,15 +17,20 @@ __all__ = [
     "BatchResult",
     "ChatParams",
     "Choice",
+    "ChoiceExplanation",
     "ClientDelta",
     "ClientUsage",
     "CompletionParams",
     "DeltaStream",
     "Engine",
+    "LiveRequest",
     "Logprob",
     "ModelEntry",
+    "Preemption",
     "PromptLogprob",
+    "RequestExplanation",
     "Timeouts",
     "Tokens",
     "TopLogprob",
+    "WaitingSeconds",
 ]

@@ -15,14 +15,17 @@ from .api_keys import ApiKeys, read_api_keys
 from .body_parser import BodyParser
 from .body_reader import HELD_BODIES, HELD_BYTES, BodyBudget
 from .endpoint import JSON, Endpoint
-from .endpoint_table import generating, looking, tokenizing
+from .endpoint_table import explaining, generating, looking, tokenizing
 from .generation import GenerationHandlers
 from .http_errors import error_response, from_http_exception, invalid_body, unexpected
 from .http_metrics import CLIENT_GONE, HttpMetrics
 from .metrics import ServerMetrics
 from .openapi import OpenAPIHandlers
+from .request_endpoints import RequestHandlers
 from .request_ids import REQUEST_ID, request_id_header
+from .request_records import RequestRecords
 from .service_endpoints import ServiceHandlers
+from .tenants import set_caller
 from .tokenize_endpoints import TokenizeHandlers
 
 UNTYPED = "application/octet-stream"
@@ -36,9 +39,11 @@ def build_app(frontend: FrontendAPI, settings: ServerSection) -> web.Application
     metrics = ServerMetrics(frontend)
     bodies = BodyBudget(max(HELD_BYTES, HELD_BODIES * settings.max_request_bytes))
     parser = BodyParser()
-    generation = GenerationHandlers(frontend, settings, metrics, bodies, parser)
+    records = RequestRecords()
+    generation = GenerationHandlers(frontend, settings, metrics, bodies, parser, records)
     endpoints = (
         *generating(generation),
+        *explaining(RequestHandlers(frontend, records)),
         *tokenizing(TokenizeHandlers(frontend, settings, metrics, bodies, parser)),
         *looking(ServiceHandlers(frontend, settings, metrics)),
     )
@@ -62,7 +67,7 @@ def _answer_errors(endpoints: Iterable[Endpoint], api_keys: ApiKeys | None, http
         try:
             is_guarded = request.path.startswith(GUARDED_PREFIX) or (endpoint is not None and endpoint.needs_key)
             if api_keys is not None and is_guarded:
-                api_keys.check(request.headers.get("Authorization"))
+                set_caller(request, api_keys.check(request.headers.get("Authorization")))
             if endpoint is not None and endpoint.request is not None:
                 _check_content_type(request)
             return await handler(request)

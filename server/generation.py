@@ -30,11 +30,13 @@ from .http_errors import unexpected
 from .json_values import check_num_values
 from .metrics import ServerMetrics
 from .prompt_only import without_output
-from .prompt_streams import submit
+from .prompt_streams import prompt_ids, submit
 from .request_body import ignored_header, parse_body
 from .request_ids import REQUEST_ID, request_id_header
+from .request_records import RequestRecord, RequestRecords
 from .request_timing import RequestTiming
 from .served_model import served_model
+from .tenants import tenant_of
 from .whole_choices import collect, unfinished
 
 CLOSE_TIMEOUT_S = 2.0
@@ -51,6 +53,7 @@ class GenerationHandlers:
         metrics: ServerMetrics,
         bodies: BodyBudget,
         parser: BodyParser,
+        records: RequestRecords,
     ) -> None:
         self._frontend = frontend
         self._settings = settings
@@ -60,6 +63,7 @@ class GenerationHandlers:
         self._is_closing = False
         self._bodies = bodies
         self._parser = parser
+        self._records = records
         self._encoder = AnswerEncoder()
 
     async def close(self, app: web.Application) -> None:
@@ -106,14 +110,26 @@ class GenerationHandlers:
         self, http_request: web.Request, request: GenerationRequest, id_prefix: str, timing: RequestTiming
     ) -> web.StreamResponse:
         request_id = id_prefix + uuid.uuid4().hex
-        headers = {REQUEST_ID: request_id_header(http_request.headers.get(REQUEST_ID))}
+        header_id = request_id_header(http_request.headers.get(REQUEST_ID))
+        headers = {REQUEST_ID: header_id}
         if request.ignored_fields:
             headers["x-ignored-fields"] = ignored_header(request.ignored_fields)
-        stream = submit(self._frontend, request_id, request)
+        tenant = tenant_of(http_request, request.tenant)
+        record = RequestRecord(
+            request_id,
+            header_id,
+            prompt_ids(request_id, len(request.prompts)),
+            tenant=tenant,
+            num_choices=request.answer.num_choices,
+            streams=request.streams,
+            arrival_ns=timing.arrival_ns,
+        )
+        stream = submit(self._frontend, request_id, request, tenant)
         task = asyncio.current_task()
         assert task is not None
         self._live.add(task)
-        deltas = self._deltas(stream, is_prompt_only=request.is_prompt_only)
+        self._records.begin(record)
+        deltas = self._deltas(stream, record, is_prompt_only=request.is_prompt_only)
         try:
             make_format = ChatFormat if request.endpoint == "chat" else CompletionFormat
             answer_format = make_format(request_id, self._frontend.model_name, int(time.time()), request.answer)
@@ -137,14 +153,19 @@ class GenerationHandlers:
             raise
         finally:
             self._live.discard(task)
+            self._records.end(record)
             timing.end("abort")
             stream.close()
 
-    async def _deltas(self, stream: RequestStream, *, is_prompt_only: bool) -> AsyncIterator[Delta]:
+    async def _deltas(
+        self, stream: RequestStream, record: RequestRecord, *, is_prompt_only: bool
+    ) -> AsyncIterator[Delta]:
         """The stream's deltas; Unavailable in place of the cancellation by `close`."""
         try:
             async for delta in stream:
+                record.read(delta)
                 yield without_output(delta) if is_prompt_only else delta
+                record.written()
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self._is_closing or task is None:

@@ -18,7 +18,8 @@ class RequestTiming:
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics.requests
-        self._arrival_s = time.monotonic()
+        self.arrival_ns = time.monotonic_ns()
+        self._arrival_s = self.arrival_ns / 1e9
         self._first_token_s = 0.0
         """Of all choices; counts once `_choices` has one."""
         self._choices: dict[int, _ChoiceTiming] = {}
