@@ -21,6 +21,7 @@ from .answer_encoder import AnswerEncoder, encode_answer
 from .answer_format import ChatFormat, CompletionFormat
 from .body_parser import BodyParser
 from .body_reader import BodyBudget, read_body
+from .callers import Callers
 from .chat_request import parse_chat_request
 from .chunk_sequence import ChunkSequence, StreamState, finish_error
 from .completion_request import parse_completion_request
@@ -36,7 +37,6 @@ from .request_ids import REQUEST_ID, request_id_header
 from .request_records import RequestRecord, RequestRecords
 from .request_timing import RequestTiming
 from .served_model import served_model
-from .tenants import tenant_of
 from .whole_choices import collect, unfinished
 
 CLOSE_TIMEOUT_S = 2.0
@@ -54,6 +54,7 @@ class GenerationHandlers:
         bodies: BodyBudget,
         parser: BodyParser,
         records: RequestRecords,
+        callers: Callers,
     ) -> None:
         self._frontend = frontend
         self._settings = settings
@@ -64,6 +65,7 @@ class GenerationHandlers:
         self._bodies = bodies
         self._parser = parser
         self._records = records
+        self._callers = callers
         self._encoder = AnswerEncoder()
 
     async def close(self, app: web.Application) -> None:
@@ -114,7 +116,7 @@ class GenerationHandlers:
         headers = {REQUEST_ID: header_id}
         if request.ignored_fields:
             headers["x-ignored-fields"] = ignored_header(request.ignored_fields)
-        tenant = tenant_of(http_request, request.tenant)
+        tenant = self._callers.tenant_of(http_request, request.tenant)
         record = RequestRecord(
             request_id,
             header_id,
