@@ -9,51 +9,63 @@ from pathlib import Path
 import msgspec
 
 from ..client import AsyncClient, ChoiceExplanation, RequestExplanation
-from ..errors import RequestError
+from ..errors import ConfigError, RequestError
 from ..mailbox.messages.requests import PreemptionRecord, RequestLedger, WaitTime
-from .ledger_screen import ledger_lines
+from .ledger_screen import format_ledger
 from .screens import plain
 
 
 def explain_request(request_id: str, url: str, api_key_file: Path | None) -> int:
     """Print it, or why there is nothing. Returns the exit status."""
     try:
-        told = asyncio.run(_ask(request_id, url, api_key_file))
-    except (RequestError, OSError, UnicodeDecodeError, IndexError) as error:
-        if isinstance(error, UnicodeDecodeError | IndexError):
-            error = RequestError(f"{api_key_file} holds no key")
+        api_key = None if api_key_file is None else _key_in(api_key_file)
+        told = asyncio.run(_ask(request_id, url, api_key))
+    except (RequestError, ConfigError) as error:
         print(plain(str(error)), file=sys.stderr)
         return 1
     print("\n".join(plain(line) for line in explanation_lines(told)))
     return 0
 
 
-async def _ask(request_id: str, url: str, api_key_file: Path | None) -> RequestExplanation:
-    api_key = None if api_key_file is None else api_key_file.read_text(encoding="utf-8").split()[0]
+def _key_in(path: Path) -> str:
+    """The first word of a file, so that no key shows in a list of processes. Raises ConfigError."""
+    try:
+        words = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        # Not the error's own words: those of a decoding error show bytes of the file.
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"--api-key-file {str(path)!r} cannot be read: {reason}") from None
+    if not words:
+        raise ConfigError(f"--api-key-file {str(path)!r} holds no key")
+    return words[0]
+
+
+async def _ask(request_id: str, url: str, api_key: str | None) -> RequestExplanation:
     async with AsyncClient(url, api_key) as client:
         return await client.explain(request_id)
 
 
 def explanation_lines(told: RequestExplanation) -> list[str]:
     """The request, then each of its choices; what the server knows of it stands around the scheduler's part."""
-    lines = [f"{told.id}: {told.state}, {told.total_s:,.3f} s" + _named(told.x_request_id)]
+    lines = [f"{told.id}: {told.state}, {told.total_s:,.3f} s{_named(told.x_request_id)}"]
     if told.write_s:
-        lines.append(f"  {told.write_s * 1e3:,.3f} ms of it waiting for the client to take what was made")
+        lines.append(f"  {told.write_s * 1e3:,.1f} ms of them waiting for the client to take what was made")
     for choice in told.choices:
-        lines += ["", *ledger_lines(ledger_of(choice))]
+        ledger = ledger_of(choice)
+        lines += format_ledger(told.id, ledger, _lived_ns(ledger))
         around = {
-            "reading the request": choice.receive_s,
-            "from its end to the client": choice.deliver_s,
-            "not known, for it is forgotten": choice.unknown_s,
+            "before that: reading the request": choice.receive_s,
+            "behind its end: to the client": choice.deliver_s,
+            "not known any more": choice.unknown_s,
         }
-        lines += [f"  and {name}: {seconds * 1e3:,.3f} ms" for name, seconds in around.items() if seconds]
+        lines += [f"  {seconds * 1e3:>9,.1f} ms  {what}" for what, seconds in around.items() if seconds]
         if choice.finish_reason is not None:
             lines.append(f"  finish reason: {choice.finish_reason}")
     return lines
 
 
 def ledger_of(choice: ChoiceExplanation) -> RequestLedger:
-    """The scheduler's part, as it has it; its clock begins when the request was submitted."""
+    """The scheduler's part, as that has it; its clock begins when the request was submitted."""
     waiting = msgspec.structs.asdict(choice.waiting_s)
     return RequestLedger(
         choice=choice.index,
@@ -74,6 +86,12 @@ def ledger_of(choice: ChoiceExplanation) -> RequestLedger:
         num_accepted_tokens=choice.accepted_tokens,
         waits_for=choice.waits_for or "",
     )
+
+
+def _lived_ns(ledger: RequestLedger) -> int:
+    """All of its parts together."""
+    waited: tuple[int, ...] = msgspec.structs.astuple(ledger.waiting)
+    return ledger.queued_ns + sum(waited) + ledger.prefill_ns + ledger.decode_ns
 
 
 def _named(x_request_id: str | None) -> str:

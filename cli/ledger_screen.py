@@ -1,4 +1,4 @@
-"""A request's ledger for a person: where the time of one choice went, a part a line."""
+"""A request's ledger for people: where its time went."""
 
 from __future__ import annotations
 
@@ -6,66 +6,62 @@ from collections.abc import Sequence
 
 from ..mailbox.messages.requests import RequestLedger
 
-_WAITS = {
-    "budget_ns": "waiting for the step's tokens",
-    "sequences_ns": "waiting for a row",
-    "blocks_ns": "waiting for KV blocks",
-    "grammar_ns": "waiting for its grammar",
-    "adapter_ns": "waiting for its adapter",
-    "remote_kv_ns": "waiting for remote KV",
-    "input_ns": "waiting for input",
-    "priority_ns": "waiting behind others",
-    "worker_ns": "waiting for a worker",
+_BAR_CELLS = 30
+_CAUSES = {
+    "budget_ns": "waiting: the step's token budget was used up",
+    "sequences_ns": "waiting: all rows were taken (max_num_seqs)",
+    "blocks_ns": "waiting: KV blocks were short",
+    "grammar_ns": "waiting: its grammar was being compiled",
+    "adapter_ns": "waiting: no adapter slot was free",
+    "remote_kv_ns": "waiting: its keys and values were on their way",
+    "input_ns": "waiting: for more input from its client",
+    "priority_ns": "waiting: later requests went first",
+    "worker_ns": "waiting: no worker was attached, or a trial ran",
 }
-_WIDTH = 32
-_MAX_CHUNKS = 16
 
 
-def ledger_lines(ledger: RequestLedger) -> list[str]:
-    """The lines of one choice. Parts in which it spent no time are left out; the percentages are of its time so far."""
-    waits = {text: int(getattr(ledger.waiting, name)) for name, text in _WAITS.items()}
-    parts = {
-        "before the scheduler": ledger.queued_ns - ledger.arrival_ns,
-        **waits,
-        "prefill": ledger.prefill_ns,
-        "decode": ledger.decode_ns,
-    }
-    now = f", waits for {ledger.waits_for}" if ledger.waits_for else ""
-    return [
-        f"choice {ledger.choice}: {ledger.state}{now}",
-        f"  prompt {ledger.num_prompt_tokens:,} tokens, {ledger.num_cached_tokens:,} of them cached; "
-        f"output {ledger.num_output_tokens:,} tokens",
-        *part_lines(parts),
-        *_work_lines(ledger),
-    ]
-
-
-def part_lines(parts: dict[str, int]) -> list[str]:
-    """Names and nanoseconds, and what they are together."""
-    total = sum(parts.values())
+def format_ledger(request_id: str, ledger: RequestLedger, now_ns: int) -> list[str]:
+    """Lines: what it is, where its time went (largest parts as bars), chunks, preemptions. `now_ns` while it lives."""
+    end_ns = now_ns if ledger.ended_ns is None else ledger.ended_ns
+    total_ns = max(0, end_ns - ledger.arrival_ns)
+    state = f"{ledger.state}, waits for {ledger.waits_for}" if ledger.waits_for else ledger.state
     lines = [
-        f"  {name:<{_WIDTH}} {nanoseconds / 1e6:>12,.3f} ms {nanoseconds / total:>7.1%}"
-        for name, nanoseconds in parts.items()
-        if nanoseconds
+        f"{request_id}#{ledger.choice}: {state}; {_seconds(total_ns)} since its arrival",
+        f"  {ledger.num_prompt_tokens:,} prompt tokens, {ledger.num_cached_tokens:,} of them found in the cache; "
+        f"{ledger.num_output_tokens:,} output tokens",
     ]
-    return [*lines, f"  {'together':<{_WIDTH}} {total / 1e6:>12,.3f} ms"]
-
-
-def _work_lines(ledger: RequestLedger) -> list[str]:
-    lines = []
+    for what, part_ns in _parts(ledger):
+        if part_ns > 0:
+            share = part_ns / total_ns if total_ns else 0.0
+            bar = "█" * round(share * _BAR_CELLS)
+            lines.append(f"  {_seconds(part_ns):>12}  {share:6.1%}  {bar:<{_BAR_CELLS}}  {what}")
     if ledger.chunks:
-        lines.append(f"  prompt in {len(ledger.chunks)} chunks: {_listed(ledger.chunks)}")
-    lines += [
-        f"  preempted at step {preemption.step:,} ({preemption.cause}), {preemption.num_lost_tokens:,} tokens lost"
-        for preemption in ledger.preemptions
-    ]
+        lines.append(f"  computed in {len(ledger.chunks):,} chunks: {_shortened(ledger.chunks)} tokens")
+    for record in ledger.preemptions:
+        lines.append(f"  preempted at step {record.step} ({record.cause}): {record.num_lost_tokens:,} tokens lost")
     if ledger.num_recomputed_tokens:
         lines.append(f"  {ledger.num_recomputed_tokens:,} tokens computed more than once")
     if ledger.num_draft_tokens:
-        lines.append(f"  {ledger.num_accepted_tokens:,} of {ledger.num_draft_tokens:,} drafted tokens accepted")
+        share = ledger.num_accepted_tokens / ledger.num_draft_tokens
+        lines.append(f"  {ledger.num_accepted_tokens:,} of {ledger.num_draft_tokens:,} drafts accepted ({share:.0%})")
     return lines
 
 
-def _listed(chunks: Sequence[int]) -> str:
-    shown = ", ".join(f"{chunk:,}" for chunk in chunks[:_MAX_CHUNKS])
-    return shown if len(chunks) <= _MAX_CHUNKS else f"{shown}, ... {chunks[-1]:,}"
+def _parts(ledger: RequestLedger) -> list[tuple[str, int]]:
+    """Every part of its time, in the order of a request's life."""
+    waits = [(text, int(getattr(ledger.waiting, name))) for name, text in _CAUSES.items()]
+    return [
+        ("before the scheduler: tokenizing, transport", ledger.queued_ns - ledger.arrival_ns),
+        *waits,
+        ("prefill", ledger.prefill_ns),
+        ("decode", ledger.decode_ns),
+    ]
+
+
+def _shortened(chunks: Sequence[int], most: int = 16) -> str:
+    shown = ", ".join(f"{chunk:,}" for chunk in chunks[:most])
+    return f"{shown} and {len(chunks) - most} more of" if len(chunks) > most else shown
+
+
+def _seconds(time_ns: int) -> str:
+    return f"{time_ns / 1e6:,.1f} ms" if time_ns < 10e9 else f"{time_ns / 1e9:,.2f} s"

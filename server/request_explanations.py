@@ -16,9 +16,9 @@ import msgspec
 from ..mailbox.messages.requests import Explanation, PreemptionRecord, RequestLedger, WaitTime
 from .request_records import RequestRecord
 
-NOT_YET_QUEUED = "TOKENIZING"
+NOT_YET_QUEUED = "tokenizing"
 """The state of a choice that has not come to the scheduler."""
-FORGOTTEN = "FORGOTTEN"
+FORGOTTEN = "forgotten"
 """The state of a choice that has ended, and of which the scheduler knows nothing."""
 
 
