@@ -18,8 +18,7 @@ class RequestTiming:
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics.requests
-        self.arrival_ns = time.monotonic_ns()
-        self._arrival_s = self.arrival_ns / 1e9
+        self._arrival_s = time.monotonic()
         self._first_token_s = 0.0
         """Of all choices; counts once `_choices` has one."""
         self._choices: dict[int, _ChoiceTiming] = {}
@@ -29,6 +28,11 @@ class RequestTiming:
         self._n = 1
         self._max_tokens: int | None = None
         self._has_ended = False
+
+    @property
+    def arrival_ns(self) -> int:
+        """When it came, by CLOCK_MONOTONIC."""
+        return int(self._arrival_s * 1e9)
 
     def expect(self, num_choices: int, *, n: int | None = None, max_tokens: int | None = None) -> None:
         """The request ends with the last of so many choices; called before the first delta.
