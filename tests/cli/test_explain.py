@@ -41,7 +41,8 @@ def test_the_schedulers_ledger_is_had_again() -> None:
 def test_every_part_of_the_time_is_on_the_screen() -> None:
     text = "\n".join(explanation_lines(TOLD))
     for shown in (
-        "cmpl-1: answering, 1.010 s (X-Request-Id mine)", "3.0 ms of them waiting for the client", "10.0 ms", "500.0 ms",
+        "cmpl-1: answering, 1.010 s (X-Request-Id mine)", "3.0 ms of them waiting for the client", "10.0 ms",
+        "500.0 ms",
         "250.0 ms", "240.0 ms", "50.0%", "reading the request", "2.0 ms", "to the client", "8.0 ms", "step 12 (blocks)",
         "2,050 prompt tokens, 512", "1,544 tokens computed more than once", "waits for blocks",
     ):  # fmt: skip
