@@ -14,6 +14,7 @@ from ..mailbox.messages.requests import (
     Prompt,
     PromptDetails,
     PromptOptions,
+    SessionInput,
     Tokenized,
     TokenText,
 )
@@ -37,6 +38,8 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     """One entry a token of `token_ids`, if asked for."""
     prompt: PromptDetails | None = None
     """In the first delta of the choice, if asked for."""
+    pause: Finish | None = None
+    """A turn of a streaming session ended so, behind this text: it waits for input, or goes on with what it has."""
 
 
 class RequestStream(Protocol):
@@ -90,6 +93,8 @@ class FrontendAPI(Protocol):
     """The scheduler orders by priority; else only priority 0 may be sent."""
     kv_cache: KVCacheSection
     """As the topology has it."""
+    takes_sessions: bool
+    """Each request of a client reaches this frontend: it is the only one, so sessions can get input."""
 
     def submit(
         self,
@@ -104,11 +109,20 @@ class FrontendAPI(Protocol):
         priority: int = 0,
         tenant: str = "",
         deadline_ms: float | None = None,
+        session_idle_s: float | None = None,
     ) -> RequestStream:
         """Send a request for `num_choices` >= 1 answers on its way; never waits.
 
-        Those of its choices that have not ended do so `deadline_ms` from now, with the finish reason `timeout`.
+        Those of its choices that have not ended do so `deadline_ms` from now, with the finish reason `timeout`. With
+        `session_idle_s` it is a streaming session of one choice, which ends with `timeout` if it is paused for so long.
         Raises Overloaded (429), always with `retry_after_s`, or Unavailable (503).
+        """
+        ...
+
+    def add_input(self, request_id: str, given: SessionInput | None) -> None:
+        """More for a session: it goes in where its present turn ends, or now if that has. None: no more comes.
+
+        Raises RequestError: 404 for no live session, 409 behind the last input, 429 if too many inputs wait, 503.
         """
         ...
 

@@ -7,6 +7,7 @@ from .deltas import Answer, Choice, ClientDelta, ClientUsage, Logprob, ModelEntr
 from .engine import Engine
 from .explanations import ChoiceExplanation, LiveRequest, Preemption, RequestExplanation, WaitingSeconds
 from .params import ChatParams, CompletionParams
+from .session import Session
 from .timeouts import NO_LIMITS, Timeouts
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Preemption",
     "PromptLogprob",
     "RequestExplanation",
+    "Session",
     "Timeouts",
     "Tokens",
     "TopLogprob",

@@ -16,16 +16,18 @@ from .body_parser import BodyParser
 from .body_reader import HELD_BODIES, HELD_BYTES, BodyBudget
 from .callers import Callers
 from .endpoint import JSON, Endpoint
-from .endpoint_table import explaining, generating, looking, tokenizing
+from .endpoint_table import conversing, explaining, generating, looking, tokenizing
 from .generation import GenerationHandlers
 from .http_errors import error_response, from_http_exception, invalid_body, unexpected
 from .http_metrics import CLIENT_GONE, HttpMetrics
 from .metrics import ServerMetrics
+from .open_sessions import OpenSessions
 from .openapi import OpenAPIHandlers
 from .request_endpoints import RequestHandlers
 from .request_ids import REQUEST_ID, request_id_header
 from .request_records import RequestRecords
 from .service_endpoints import ServiceHandlers
+from .session_endpoints import SessionHandlers
 from .tokenize_endpoints import TokenizeHandlers
 
 UNTYPED = "application/octet-stream"
@@ -40,10 +42,11 @@ def build_app(frontend: FrontendAPI, settings: ServerSection) -> web.Application
     metrics = ServerMetrics(frontend)
     bodies = BodyBudget(max(HELD_BYTES, HELD_BODIES * settings.max_request_bytes))
     parser = BodyParser()
-    records = RequestRecords()
-    generation = GenerationHandlers(frontend, settings, metrics, bodies, parser, records, callers)
+    records, sessions = RequestRecords(), OpenSessions()
+    generation = GenerationHandlers(frontend, settings, metrics, bodies, parser, records, callers, sessions)
     endpoints = (
         *generating(generation),
+        *conversing(SessionHandlers(frontend, settings, sessions, bodies, parser)),
         *explaining(RequestHandlers(frontend, records, callers)),
         *tokenizing(TokenizeHandlers(frontend, settings, metrics, bodies, parser)),
         *looking(ServiceHandlers(frontend, settings, metrics)),

@@ -13,6 +13,7 @@ from .openapi_types import (
     ChatCompletionRequest,
     Completion,
     CompletionRequest,
+    SessionInputRequest,
     TokenizeRequest,
 )
 from .request_endpoints import RequestHandlers
@@ -26,11 +27,13 @@ from .service_endpoints import (
     StatusObject,
     VersionObject,
 )
+from .session_endpoints import InputAnswer, SessionHandlers
 from .tokenize_endpoints import DetokenizeAnswer, TokenizeAnswer, TokenizeHandlers
 from .tokenize_request import DetokenizeFields
 
 MODEL = Parameter("model", "path", str, "The served name.")
 REQUEST = Parameter("request_id", "path", str, "The `id` of its answer, or the X-Request-Id that it was sent with.")
+SESSION = Parameter("id", "path", str, "The session's id, as each chunk of its stream has it.")
 COMPAT = Parameter("compat", "query", Literal["none", "vllm"], "Whose names are added; default: server.metrics_compat.")
 
 
@@ -58,6 +61,22 @@ def generating(handlers: GenerationHandlers) -> tuple[Endpoint, ...]:
     )
 
 
+def conversing(handlers: SessionHandlers) -> tuple[Endpoint, ...]:
+    """What adds to a streaming session."""
+    return (
+        Endpoint(
+            "POST",
+            "/v1/requests/{id}/input",
+            handlers.add_input,
+            {202: {JSON: InputAnswer}},
+            (*BODY_ERRORS, 409),
+            SessionInputRequest,
+            parameters=(SESSION,),
+            needs_key=True,
+        ),
+    )
+
+
 def tokenizing(handlers: TokenizeHandlers) -> tuple[Endpoint, ...]:
     """What asks a tokenizer; each under two paths, for servers differ in them."""
     rows = (
@@ -77,7 +96,7 @@ def explaining(handlers: RequestHandlers) -> tuple[Endpoint, ...]:
         Endpoint("GET", "/v1/requests", handlers.requests, {200: {JSON: RequestList}}, needs_key=True),
         Endpoint(
             "GET",
-            "/v1/requests/{request_id:.+}",
+            "/v1/requests/{request_id}",
             handlers.request,
             {200: {JSON: RequestObject}},
             (404, 429, 500, 503),

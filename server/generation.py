@@ -30,6 +30,7 @@ from .generation_request import GenerationRequest
 from .http_errors import unexpected
 from .json_values import check_num_values
 from .metrics import ServerMetrics
+from .open_sessions import OpenSessions
 from .prompt_only import without_output
 from .prompt_streams import prompt_ids, submit
 from .request_body import ignored_header, parse_body
@@ -37,6 +38,7 @@ from .request_ids import REQUEST_ID, request_id_header
 from .request_records import RequestRecord, RequestRecords
 from .request_timing import RequestTiming
 from .served_model import served_model
+from .session_timing import SessionTiming
 from .whole_choices import collect, unfinished
 
 CLOSE_TIMEOUT_S = 2.0
@@ -55,7 +57,9 @@ class GenerationHandlers:
         parser: BodyParser,
         records: RequestRecords,
         callers: Callers,
+        sessions: OpenSessions,
     ) -> None:
+        self._sessions = sessions
         self._frontend = frontend
         self._settings = settings
         self._metrics = metrics
@@ -98,6 +102,9 @@ class GenerationHandlers:
             request = await self._parser.parse(body, parse)
             del body
             timing.expect(request.num_choices, n=request.answer.num_choices, max_tokens=request.sampling.max_tokens)
+            if request.is_session:
+                session_timing = SessionTiming(timing, self._metrics, request.sampling.max_tokens)
+                return await self._generate(http_request, request, id_prefix, session_timing)
             return await self._generate(http_request, request, id_prefix, timing)
 
     def _parse_chat(self, body: bytes) -> GenerationRequest:
@@ -109,7 +116,11 @@ class GenerationHandlers:
         return parse_completion_request(parse_body(body), self._model)
 
     async def _generate(
-        self, http_request: web.Request, request: GenerationRequest, id_prefix: str, timing: RequestTiming
+        self,
+        http_request: web.Request,
+        request: GenerationRequest,
+        id_prefix: str,
+        timing: RequestTiming | SessionTiming,
     ) -> web.StreamResponse:
         request_id = id_prefix + uuid.uuid4().hex
         header_id = request_id_header(http_request.headers.get(REQUEST_ID))
@@ -117,16 +128,10 @@ class GenerationHandlers:
         if request.ignored_fields:
             headers["x-ignored-fields"] = ignored_header(request.ignored_fields)
         tenant = self._callers.tenant_of(http_request, request.tenant)
-        record = RequestRecord(
-            request_id,
-            header_id,
-            prompt_ids(request_id, len(request.prompts)),
-            tenant=tenant,
-            num_choices=request.answer.num_choices,
-            streams=request.streams,
-            arrival_ns=timing.arrival_ns,
-        )
-        stream = submit(self._frontend, request_id, request, tenant)
+        record = _record_of(request, request_id, header_id, tenant, timing.arrival_ns)
+        stream = submit(self._frontend, request_id, request, tenant, self._settings.session_idle_s)
+        if isinstance(timing, SessionTiming):
+            self._sessions.add(request_id, http_request, timing)
         task = asyncio.current_task()
         assert task is not None
         self._live.add(task)
@@ -141,6 +146,7 @@ class GenerationHandlers:
                 )
                 writer = EventWriter(http_request, headers, self._settings)
                 return await _answer_in_events(deltas, chunks, writer, timing, self._encoder)
+            assert isinstance(timing, RequestTiming), "a session is streamed"
             whole = await collect(deltas, request.num_choices, timing)
             body = await self._encoder.encode(lambda: encode_answer(answer_format.whole(whole)), whole)
             return await self._answer_whole(http_request, body, headers, timing)
@@ -156,6 +162,7 @@ class GenerationHandlers:
         finally:
             self._live.discard(task)
             self._records.end(record)
+            self._sessions.remove(request_id)
             timing.end("abort")
             stream.close()
 
@@ -180,7 +187,7 @@ class GenerationHandlers:
         http_request: web.Request,
         body: bytes,
         headers: Mapping[str, str],
-        timing: RequestTiming,
+        timing: RequestTiming | SessionTiming,
     ) -> web.Response:
         response = web.Response(body=body, content_type="application/json", headers=headers)
         await response.prepare(http_request)
@@ -192,11 +199,25 @@ class GenerationHandlers:
         return response
 
 
+def _record_of(
+    request: GenerationRequest, request_id: str, header_id: str, tenant: str, arrival_ns: int
+) -> RequestRecord:
+    return RequestRecord(
+        request_id,
+        header_id,
+        prompt_ids(request_id, len(request.prompts)),
+        tenant=tenant,
+        num_choices=request.answer.num_choices,
+        streams=request.streams,
+        arrival_ns=arrival_ns,
+    )
+
+
 async def _answer_in_events(
     stream: AsyncIterator[Delta],
     chunks: ChunkSequence,
     writer: EventWriter,
-    timing: RequestTiming,
+    timing: RequestTiming | SessionTiming,
     encoder: AnswerEncoder,
 ) -> web.StreamResponse:
     """Raises RequestError as long as the response has not begun; afterwards an error is an event."""

@@ -17,9 +17,11 @@ def prompt_ids(request_id: str, num_prompts: int) -> list[str]:
     return [request_id] if num_prompts == 1 else [f"{request_id}-{index}" for index in range(num_prompts)]
 
 
-def submit(frontend: FrontendAPI, request_id: str, request: GenerationRequest, tenant: str) -> RequestStream:
+def submit(
+    frontend: FrontendAPI, request_id: str, request: GenerationRequest, tenant: str, session_idle_s: float
+) -> RequestStream:
     """The stream of all of the request's choices. Raises RequestError if one of its prompts is not taken, and then none
-    is."""
+    is. `session_idle_s`: of a streaming session."""
     ids = prompt_ids(request_id, len(request.prompts))
     streams: list[RequestStream] = []
     try:
@@ -36,6 +38,7 @@ def submit(frontend: FrontendAPI, request_id: str, request: GenerationRequest, t
                     priority=request.priority,
                     tenant=tenant,
                     deadline_ms=request.deadline_ms,
+                    session_idle_s=session_idle_s if request.is_session else None,
                 )
             )
     except BaseException:

@@ -23,6 +23,7 @@ from callboard.mailbox.messages.requests import (
     PromptDetails,
     PromptOptions,
     RequestLedger,
+    SessionInput,
     TextPrompt,
     Tokenized,
     Usage,
@@ -101,6 +102,9 @@ class FakeFrontend:
         self.model_name, self.max_model_len, self.vocab_size = MODEL, MAX_MODEL_LEN, VOCAB_SIZE
         self.max_live_requests = 10_000
         self.has_priorities = False
+        self.takes_sessions = True
+        self.inputs: list[tuple[str, SessionInput | None]] = []
+        self.input_refusal: Exception | None = None
         self.kv_cache = KVCacheSection(block_size=8, num_blocks=100, prefix_caching=False)
         self.script = script
         self.refusal: Exception | None = None
@@ -128,16 +132,22 @@ class FakeFrontend:
         priority=0,
         tenant="",
         deadline_ms=None,
+        session_idle_s=None,
     ):
         if self.refusal is not None:
             raise self.refusal
         stream = FakeStream(request_id, prompt, sampling, cache_salt, returns_prompt, num_choices)
-        stream.options, stream.priority = options, priority
+        stream.options, stream.priority, stream.session_idle_s = options, priority, session_idle_s
         stream.tenant, stream.deadline_ms = tenant, deadline_ms
         self.streams.append(stream)
         self.arrivals.put_nowait(stream)
         self.script(stream)
         return stream
+
+    def add_input(self, request_id, given):
+        if self.input_refusal is not None:
+            raise self.input_refusal
+        self.inputs.append((request_id, given))
 
     def health(self):
         return self.health_now

@@ -166,9 +166,9 @@ async def begin(http, url, frontend, headers=None, **more):
 
 async def test_the_ids_that_a_client_sees_find_a_request_live_and_later(serve, http, frontend):
     url = await serve()
-    task, stream = await begin(http, url, frontend, {"X-Request-Id": "mine/1 ?"[:6]})
+    task, stream = await begin(http, url, frontend, {"X-Request-Id": "mine/1"})
     frontend.ledgers[stream.request_id] = (ledger(begin_ns=time.monotonic_ns(), ended=False),)
-    for name in (stream.request_id, "mine/1", "mine%2F1"):
+    for name in (stream.request_id, "mine%2F1"):
         status, answer = await get(http, f"{url}/v1/requests/{name}")
         assert (status, answer["id"], answer["x_request_id"]) == (200, stream.request_id, "mine/1")
         assert (answer["state"], answer["object"], answer["choices"][0]["state"]) == ("waiting", "request", "running")
@@ -178,7 +178,7 @@ async def test_the_ids_that_a_client_sees_find_a_request_live_and_later(serve, h
     frontend.ledgers[stream.request_id] = (ledger(begin_ns=time.monotonic_ns() - 200 * MS),)
     status, answer = await get(http, f"{url}/v1/requests/{stream.request_id}")
     assert (status, answer["state"], answer["choices"][0]["finish_reason"]) == (200, "ended", "stop")
-    status, again = await get(http, f"{url}/v1/requests/mine/1")
+    status, again = await get(http, f"{url}/v1/requests/mine%2F1")
     assert again == answer, "it has ended: nothing changes any more"
     assert set(frontend.explained) == {stream.request_id}
 
@@ -232,7 +232,7 @@ async def test_one_of_another_frontend_is_told_as_the_scheduler_knows_it(serve, 
     assert (await get(http, url + "/v1/requests/cmpl-elsewhere"))[1]["state"] == "live"
 
 
-@pytest.mark.parametrize("name", ["cmpl-none", "x" * 2000, "a/b", "%00"])
+@pytest.mark.parametrize("name", ["cmpl-none", "x" * 2000, "a%2Fb", "%00"])
 async def test_an_unknown_one_is_a_404_that_says_what_to_give(serve, http, name):
     url = await serve()
     status, answer = await get(http, f"{url}/v1/requests/{name}")
