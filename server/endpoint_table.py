@@ -96,7 +96,7 @@ def explaining(handlers: RequestHandlers) -> tuple[Endpoint, ...]:
         Endpoint("GET", "/v1/requests", handlers.requests, {200: {JSON: RequestList}}, needs_key=True),
         Endpoint(
             "GET",
-            "/v1/requests/{request_id}",
+            "/v1/requests/{request_id:[^/]+}",
             handlers.request,
             {200: {JSON: RequestObject}},
             (404, 429, 500, 503),
