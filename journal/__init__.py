@@ -2,6 +2,7 @@
 
 from .reader import JournalFile
 from .replay import Difference, Replay, runs_of
+from .seams import KeepsLedgers, TakesSnapshots
 from .writer import JournalWriter
 
-__all__ = ["Difference", "JournalFile", "JournalWriter", "Replay", "runs_of"]
+__all__ = ["Difference", "JournalFile", "JournalWriter", "KeepsLedgers", "Replay", "TakesSnapshots", "runs_of"]
