@@ -6,27 +6,23 @@ import hashlib
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import msgspec
 
 from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from ..scheduling.events import Event, WorkerAttached, WorkerGone
-from .plan_rows import all_as_expected, expected_rows, has_only_decodes
+from .plan_rows import all_as_expected, expected_rows
 from .records import Calls, EventKind
 
 DIGEST_BYTES = 16
+_DONE = StepOutcome.DONE
+_WHOLE, _PLAIN, _STRIPPED = int(EventKind.WHOLE), int(EventKind.PLAIN), int(EventKind.STRIPPED)
 
-
-class Call(NamedTuple):
-    """One call of `Scheduler.step` and what it returned."""
-
-    now_ns: int
-    events: Sequence[Event]
-    plan: StepPlan | None
-    encoded: bytes
-    """The plan's bytes; empty for None."""
+Call = tuple[int, Sequence[Event]]
+"""(now_ns, events) of a call of `Scheduler.step`"""
+Planned = tuple[int, StepPlan, bytes]
+"""(index of the call that made it, plan, its bytes)"""
 
 
 class PlanChain:
@@ -54,100 +50,131 @@ class Packer:
         self.chain = PlanChain()
         self.in_flight: deque[tuple[StepPlan, bytes]] = deque()
 
-    def pack(self, calls: Sequence[Call]) -> Calls:
-        """The record of these calls, which follow those packed before."""
-        before = (self.now_ns, self.chain.crc, self.in_flight.copy())
+    def pack(self, calls: Sequence[Call], planned: Sequence[Planned]) -> Calls:
+        """The record of these calls, which follow those packed before, and of the plans that they made."""
+        before = self.in_flight.copy()
         batch = _Batch()
-        self._pack(calls, batch, is_careful=False)
-        if not all_as_expected(batch.trusted_plans, batch.trusted_positions):
-            self.now_ns, self.chain.crc, self.in_flight = before
+        self._pack_events(calls, planned, batch, is_careful=False)
+        if not all_as_expected(batch.usual_plans, [result.positions for result in batch.usual]):
+            self.in_flight = before
             batch = _Batch()
-            self._pack(calls, batch, is_careful=True)
-        crcs = batch.crcs.tobytes()
-        self.chain.add(crcs)
+            self._pack_events(calls, planned, batch, is_careful=True)
+        crcs = self._chain_plans(planned)
+        times = [now_ns for now_ns, _ in calls]
+        deltas = [now_ns - earlier_ns for earlier_ns, now_ns in zip([self.now_ns, *times], times, strict=False)]
+        self.now_ns = times[-1] if times else self.now_ns
+        plain = batch.plain
         return Calls(
-            now_ns=batch.now_ns,
+            now_ns=deltas,
             counts=batch.counts,
             kinds=bytes(batch.kinds),
             events=batch.events,
-            start_ns=batch.start_ns,
-            run_ns=batch.run_ns,
-            num_plans_waiting=batch.num_plans_waiting,
-            token_ids=batch.token_ids,
+            start_ns=[result.start_ns - now_ns for now_ns, result in plain],
+            run_ns=[result.end_ns - result.start_ns for _, result in plain],
+            num_plans_waiting=[result.num_plans_waiting for _, result in plain],
+            token_ids=[result.token_ids for _, result in plain],
             crcs=crcs,
-            num_rows=batch.num_rows,
-            num_new_rows=batch.num_new_rows,
+            num_rows=[len(plan.rows) >> 2 for _, plan, _ in planned],
+            num_new_rows=[len(plan.new_rows) for _, plan, _ in planned],
             digest=self.chain.digest(),
         )
 
-    def _pack(self, calls: Iterable[Call], batch: _Batch, *, is_careful: bool) -> None:
-        last_ns, crc, in_flight = self.now_ns, self.chain.crc, self.in_flight
-        add_now, add_count, crc32 = batch.now_ns.append, batch.counts.append, zlib.crc32
-        for now_ns, events, plan, encoded in calls:
-            add_now(now_ns - last_ns)
-            last_ns = now_ns
+    def _chain_plans(self, planned: Sequence[Planned]) -> bytes:
+        crc, crcs, crc32 = self.chain.crc, array("I"), zlib.crc32
+        for _, _, encoded in planned:
+            crc = crc32(encoded, crc)
+            crcs.append(crc)
+        self.chain.crc = crc
+        column = crcs.tobytes()
+        self.chain.add(column)
+        return column
+
+    def _pack_events(
+        self, calls: Sequence[Call], planned: Sequence[Planned], batch: _Batch, *, is_careful: bool
+    ) -> None:
+        in_flight, add_count, add_kind = self.in_flight, batch.counts.append, batch.kinds.append
+        add_plain, add_usual, add_plan = batch.plain.append, batch.usual.append, batch.usual_plans.append
+        plans = iter(planned)
+        index, plan, encoded = next(plans, _NO_PLAN)
+        for place, (now_ns, events) in enumerate(calls):
             for event in events:
                 if type(event) is StepResult:
-                    self._pack_result(event, now_ns, batch, is_careful)
+                    if in_flight and not is_careful and _is_usual(event, in_flight[0][0]):
+                        add_kind(_PLAIN)
+                        add_plain((now_ns, event))
+                        add_usual(event)
+                        add_plan(in_flight.popleft()[0])
+                        continue
+                    add_kind(self._pack_result(event, now_ns, batch))
                 else:
-                    batch.kinds.append(EventKind.WHOLE)
+                    add_kind(_WHOLE)
                     batch.events.append(event)
                     if isinstance(event, WorkerGone | WorkerAttached):
                         in_flight.clear()
-            if plan is None:
+            if place != index:
                 add_count(2 * len(events))
                 continue
             add_count(2 * len(events) + 1)
-            crc = crc32(encoded, crc)
-            batch.crcs.append(crc)
-            batch.num_rows.append(len(plan.rows) >> 2)
-            batch.num_new_rows.append(len(plan.new_rows))
+            assert plan is not None
             in_flight.append((plan, encoded))
-        self.now_ns, self.chain.crc = last_ns, crc
+            index, plan, encoded = next(plans, _NO_PLAN)
 
-    def _pack_result(self, result: StepResult, now_ns: int, batch: _Batch, is_careful: bool) -> None:
+    def _pack_result(self, result: StepResult, now_ns: int, batch: _Batch) -> int:
+        """Put it where it belongs; its kind."""
         plan = take_plan(self.in_flight, result)
-        if plan is None or result.outcome is not StepOutcome.DONE:
-            is_expected = False
-        elif has_only_decodes(plan) and not is_careful:
-            is_expected = result.runs == plan.runs
-            if is_expected:
-                batch.trusted_plans.append(plan)
-                batch.trusted_positions.append(result.positions)
-        else:
-            is_expected = (result.runs, result.positions) == expected_rows(plan)
-        if not is_expected:
-            batch.kinds.append(EventKind.WHOLE)
+        if plan is None or result.outcome is not _DONE or (result.runs, result.positions) != expected_rows(plan):
             batch.events.append(result)
-        elif _has_only_tokens(result):
-            batch.kinds.append(EventKind.PLAIN)
-            batch.start_ns.append(result.start_ns - now_ns)
-            batch.run_ns.append(result.end_ns - result.start_ns)
-            batch.num_plans_waiting.append(result.num_plans_waiting)
-            batch.token_ids.append(result.token_ids)
-        else:
-            batch.kinds.append(EventKind.STRIPPED)
-            batch.events.append(msgspec.structs.replace(result, runs=b"", positions=b""))
+            return _WHOLE
+        if _has_only_tokens(result):
+            batch.plain.append((now_ns, result))
+            return _PLAIN
+        batch.events.append(msgspec.structs.replace(result, runs=b"", positions=b""))
+        return _STRIPPED
+
+
+def _is_usual(result: StepResult, plan: StepPlan) -> bool:
+    """A plain result of this plan, of which each row samples and none has drafts. Its positions were not compared."""
+    return (
+        result.runs == plan.runs
+        and result.step == plan.step
+        and result.epoch == plan.epoch
+        and result.outcome is _DONE
+        and not plan.num_drafts
+        and b"\0" not in plan.samples
+        and _has_only_tokens(result)
+    )
+
+
+def _has_only_tokens(result: StepResult) -> bool:
+    return not (
+        result.num_sampled
+        or result.logprob_rows
+        or result.prompt_logprobs
+        or result.logprobs
+        or result.top_ids
+        or result.top_logprobs
+        or result.error
+    )
+
+
+_NO_PLAN: tuple[int, StepPlan | None, bytes] = (-1, None, b"")
 
 
 class _Batch:
     """The columns of `Calls` while they grow."""
 
+    __slots__ = ("counts", "events", "kinds", "plain", "usual", "usual_plans")
+
     def __init__(self) -> None:
-        self.now_ns: list[int] = []
         self.counts: list[int] = []
         self.kinds = bytearray()
         self.events: list[Event] = []
-        self.start_ns: list[int] = []
-        self.run_ns: list[int] = []
-        self.num_plans_waiting: list[int] = []
-        self.token_ids: list[bytes] = []
-        self.crcs = array("I")
-        self.num_rows: list[int] = []
-        self.num_new_rows: list[int] = []
-        self.trusted_plans: list[StepPlan] = []
-        """Of plain results whose positions are still to be compared, all at once."""
-        self.trusted_positions: list[bytes] = []
+        self.plain: list[tuple[int, StepResult]] = []
+        """With the time of the call that got it."""
+        self.usual: list[StepResult] = []
+        """Plain ones whose positions are still to be compared, all at once."""
+        self.usual_plans: list[StepPlan] = []
+        """Theirs."""
 
 
 def take_plan(in_flight: deque[tuple[StepPlan, bytes]], result: StepResult) -> StepPlan | None:
@@ -159,15 +186,3 @@ def take_plan(in_flight: deque[tuple[StepPlan, bytes]], result: StepResult) -> S
         return None
     in_flight.popleft()
     return plan
-
-
-def _has_only_tokens(result: StepResult) -> bool:
-    return not (
-        result.logprob_rows
-        or result.logprobs
-        or result.top_ids
-        or result.top_logprobs
-        or result.num_sampled
-        or result.prompt_logprobs
-        or result.error
-    )

@@ -16,13 +16,8 @@ def expected_rows(plan: StepPlan) -> tuple[bytes, bytes]:
     return np.frombuffer(plan.runs, "<i8")[samples].tobytes(), ends[samples].astype("<i4").tobytes()
 
 
-def has_only_decodes(plan: StepPlan) -> bool:
-    """Every row samples, and none has drafts: the runs are the plan's own, the positions starts + num_tokens."""
-    return not plan.num_drafts and b"\0" not in plan.samples
-
-
 def all_as_expected(plans: list[StepPlan], positions: list[bytes]) -> bool:
-    """The positions are those of the plans, all of which have only decodes."""
+    """The positions are those of the plans, of which each row samples and none has drafts."""
     if not plans:
         return True
     starts = np.frombuffer(b"".join([plan.starts for plan in plans]), "<i4")

@@ -21,7 +21,7 @@ from ..scheduling.events import Event
 from ..scheduling.limits import SchedulerLimits
 from .files import RotatingFiles
 from .frames import frame
-from .packer import Call, Packer, PlanChain
+from .packer import Call, Packer, PlanChain, Planned
 from .records import Checked, Header, Record, Snapshot
 
 BATCH_CALLS = 128
@@ -49,8 +49,7 @@ class JournalWriter:
         self._run, self._number = os.urandom(8), 0
         self._packer = Packer(now_ns)
         self._calls: list[Call] = []
-        self._pending: tuple[int, Sequence[Event]] | None = None
-        """A call of which it is not known yet whether it makes a plan."""
+        self._planned: list[Planned] = []
         self._buffer = bytearray()
         self._files = RotatingFiles(stem, max_bytes)
         try:
@@ -65,19 +64,15 @@ class JournalWriter:
 
     @property
     def has_unwritten(self) -> bool:
-        return bool(self._calls or self._buffer or self._pending)
+        return bool(self._calls or self._buffer)
 
     def take(self, now_ns: int, events: Sequence[Event]) -> None:
         """`Scheduler.step` is called with these; `events` must not be changed afterwards."""
-        if self._pending is not None:
-            self._calls.append(Call(*self._pending, None, b""))
-        self._pending = (now_ns, events)
+        self._calls.append((now_ns, events))
 
     def planned(self, plan: StepPlan, encoded: bytes) -> None:
         """The last call made this plan."""
-        assert self._pending is not None, "a plan without a call"
-        self._calls.append(Call(*self._pending, plan, encoded))
-        self._pending = None
+        self._planned.append((len(self._calls) - 1, plan, encoded))
 
     def checked(self) -> None:
         """`Scheduler.check_integrity` was called."""
@@ -103,12 +98,9 @@ class JournalWriter:
         self._files.close()
 
     def _pack(self) -> None:
-        if self._pending is not None:
-            self._calls.append(Call(*self._pending, None, b""))
-            self._pending = None
         if self._calls and self.failure is None:
-            self._add(self._packer.pack(self._calls))
-        self._calls = []
+            self._add(self._packer.pack(self._calls, self._planned))
+        self._calls, self._planned = [], []
 
     def _add(self, record: Record) -> None:
         self._buffer += frame(record)
@@ -151,4 +143,4 @@ class JournalWriter:
 
     def _fail(self, error: OSError) -> None:
         self.failure = error.strerror or str(error)
-        self._calls, self._pending, self._buffer = [], None, bytearray()
+        self._calls, self._planned, self._buffer = [], [], bytearray()

@@ -40,7 +40,17 @@ class RandomRun:
 
     def act(self) -> None:
         """Something happens."""
-        actions = [self.admit, self.admit, self.steps, self.steps, self.steps, self.end, self.worker, self.resume, self.check]
+        actions = [
+            self.admit,
+            self.admit,
+            self.steps,
+            self.steps,
+            self.steps,
+            self.end,
+            self.worker,
+            self.resume,
+            self.check,
+        ]
         self.random.choice(actions)()
 
     def finish(self) -> RecordedScheduler:
