@@ -3,8 +3,8 @@
     python -m callboard.bench.journal
 
 The control plane's step is the scheduler actor's work without its event loop: the result is decoded, the scheduler
-called, its plan encoded, called again (nothing to plan), the deltas collected and encoded, the statistics taken. It runs
-in turns of `TURN` steps without and with a journal, on the same scheduler; the journal writes to a real file. The
+called, its plan encoded, called again (nothing to plan), the deltas collected and encoded, the statistics taken. It
+runs in turns of `TURN` steps without and with a journal, on the same scheduler; the journal writes to a real file. The
 journal's own time is also taken alone, over the same calls.
 """
 
