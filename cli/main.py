@@ -134,6 +134,32 @@ def doctor(
 
 
 @app.command()
+def replay(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files of a journal, in their order.")],
+    policy: Annotated[Optional[str], typer.Option(help="What if: another policy.", show_default=False)] = None,  # noqa: UP045
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", metavar="KEY=VALUE", help="What if: another limit of the scheduler; may be repeated."),
+    ] = None,
+    until: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(metavar="STEP", help="Stop behind this step.", show_default=False),
+    ] = None,
+    show: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="REQUEST", help="Print this request's ledger there.", show_default=False),
+    ] = None,
+) -> None:
+    """Run the scheduler of a journal again; exit code 1 if a plan is not what it was.
+
+    With --policy or --set: also run its requests against other limits, and print both side by side.
+    """
+    from .replay import replay_files
+
+    raise typer.Exit(replay_files(files, policy, list(overrides or ()), until, show))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(__version__)

@@ -59,6 +59,11 @@ class Scheduler:
         self._next_step = 0
 
     @property
+    def now_ns(self) -> int:
+        """Of the last `step`."""
+        return self._state.now_ns
+
+    @property
     def num_in_flight(self) -> int:
         """Steps planned whose result is not in."""
         return self._state.steps.num_in_flight
