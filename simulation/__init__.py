@@ -1,4 +1,4 @@
-"""The real scheduler in virtual time, driven by a trace, with a model of the device's step times. No torch, no asyncio."""
+"""The real scheduler in virtual time, driven by a trace, with a model of the device's step times."""
 
 from .capacity import kv_blocks
 from .device_line import ControlTimes

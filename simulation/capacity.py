@@ -29,7 +29,7 @@ def kv_blocks(
     kv_dtype_bytes: int = 2,
     kv_share: float = DEFAULT_KV_SHARE,
 ) -> int:
-    """Blocks in `kv_share` of the memory that the weights leave; the rest is for activations. Raises NotEnoughMemory."""
+    """Blocks in `kv_share` of the memory beside the weights; the rest is for activations. Raises NotEnoughMemory."""
     weights = weight_bytes(shape, max_model_len, dtype_bytes)
     block_bytes = block_bytes_of(shape, block_size, kv_dtype_bytes)
     num_blocks = int(max(0, device.memory_bytes - weights) * kv_share) // block_bytes

@@ -22,6 +22,10 @@ class ControlTimes(msgspec.Struct, frozen=True):
     """From the scheduler's call to the plan on the board; it makes one plan at a time."""
     prepare_ns: int = 100_000
     """From the plan to its launch, on the worker's host; one plan at a time, while the device runs another."""
+    report_ns: int = 0
+    """From a step's end to the scheduler that hears of it."""
+    ingress_ns: int = 0
+    """From a request's arrival to the scheduler: transport and tokenizing."""
 
 
 class _Running(NamedTuple):
@@ -34,7 +38,7 @@ class DeviceLine:
     """Runs each plan once it is prepared and the one before has ended."""
 
     def __init__(self, step_times: StepTimes, control: ControlTimes, max_num_seqs: int) -> None:
-        self._times, self._prepare_ns = step_times, control.prepare_ns
+        self._times, self._prepare_ns, self._report_ns = step_times, control.prepare_ns, control.report_ns
         self._host_ns = self._device_ns = 0
         self._steps: deque[_Running] = deque()
         self._ones = np.ones(max_num_seqs, "<i4").tobytes()
@@ -45,8 +49,8 @@ class DeviceLine:
 
     @property
     def next_result_ns(self) -> int | None:
-        """When the oldest step ends; None: nothing runs."""
-        return self._steps[0].end_ns if self._steps else None
+        """When the scheduler can hear of the oldest step; None: nothing runs."""
+        return self._steps[0].end_ns + self._report_ns if self._steps else None
 
     def launch(self, plan: StepPlan, published_ns: int) -> None:
         """A plan is on the board."""

@@ -2,8 +2,8 @@
 
 Nominal rates are the makers'. What a step reaches of them, and its fixed costs, are fitted by hand to measurements:
 
-- `h200`: decode steps of Llama-3.1-8B in bfloat16 with 512 tokens in and 128 out at batches of 1 to 256, and prefills of
-  2,048 tokens, by vLLM 0.24 on one H200 (2026-11-29): 4.96 ms at 1, 6.80 at 64, 13.87 at 256; 52.5 ms.
+- `h200`: decode steps of Llama-3.1-8B in bfloat16 with 512 tokens in and 128 out at batches of 1 to 256, and prefills
+  of 2,048 tokens, by vLLM 0.24 on one H200 (2026-11-29): 4.96 ms at 1, 6.80 at 64, 13.87 at 256; 52.5 ms.
 - `h100-sxm`, `a100-80g`: the shares of `h200`; not measured.
 - `cpu-2core`: two cores of an AMD EPYC (Zen 5): memory read at 72 GB/s, bfloat16 matrices of 2,048 at 841 GFLOP/s.
 """

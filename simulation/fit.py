@@ -1,6 +1,7 @@
 """A step's time fitted to steps that were measured: a sum of the load's parts, each with a weight that is not negative.
 
-    time = c0 + c1 decode rows + c2 prefill rows + c3 prefill tokens + c4 context + c5 prefill context + c6 prefill pairs
+    time = c0 + c1 decode rows + c2 prefill rows + c3 prefill tokens + c4 context tokens + c5 prefill context tokens
+        + c6 prefill pairs
 
 Least squares of the relative error, so that the many short decode steps count as much as the few long ones. With so few
 parts every subset of them is solved without the bound, and the best of those whose weights are all positive is taken:

@@ -65,9 +65,9 @@ def _over_time(kv: Axes, queue: Axes, first: Axes, runs: Sequence[Run]) -> None:
         queue.plot(
             times, gauges.num_waiting, "--", color=line.get_color(), label=f"{name} waiting".strip(), linewidth=0.8
         )
-        points = [(r.arrival_ns / NS_PER_S, ttft / NS_PER_MS) for r in history.requests if (ttft := ttft_ns(r))]
-        if points:
-            first.scatter(*zip(*points, strict=True), s=2, label=name)
+        served = [request for request in history.requests if len(request.token_ns)]
+        arrivals = [request.arrival_ns / NS_PER_S for request in served]
+        first.scatter(arrivals, [(ttft_ns(request) or 0) / NS_PER_MS for request in served], s=2, label=name)
     _label(kv, "KV blocks in use", "time [s]", "% of the pool")
     _label(queue, "requests", "time [s]", "requests")
     _label(first, "TTFT by arrival", "arrival [s]", "TTFT [ms]")

@@ -13,9 +13,9 @@ _NAMES = 1 << 30
 def prompt_token_ids(request: TraceRequest, index: int) -> list[int]:
     """The prompt of request `index`: as the trace gives it, or made up.
 
-    Equal beginnings of `prefix_ids` give equal tokens, and nothing else does: the first token of each shared block is its
-    id, behind the last one stands `index`, and all others are 0. A block's key covers all that is before it, so that is
-    enough.
+    Equal beginnings of `prefix_ids` give equal tokens, and nothing else does: the first token of each shared block is
+    its id, behind the last one stands `index`, and all others are 0. A block's key covers all that is before it, so
+    that is enough.
     """
     if request.token_ids:
         return list(request.token_ids)

@@ -1,9 +1,9 @@
 """What a run was worth: percentiles, throughput, goodput, and what the KV pool went through.
 
-TTFT is the time from a request's arrival to its first token, queueing included. TPOT = (E2E - TTFT) / (N - 1), undefined
-for N = 1. ITL are the N - 1 gaps between tokens. E2E is the time to the last token. Percentiles are interpolated linearly.
-A request counts for all of them once it has a token (for E2E and TPOT: once it has ended as asked), for goodput if it
-ended as asked and met every limit given.
+TTFT is the time from a request's arrival to its first token, queueing included. TPOT = (E2E - TTFT) / (N - 1),
+undefined for N = 1. ITL are the N - 1 gaps between tokens. E2E is the time to the last token. Percentiles are
+interpolated linearly. A request counts for all of them once it has a token (for E2E and TPOT: once it has ended as
+asked), for goodput if it ended as asked and met every limit given.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Report(msgspec.Struct, frozen=True):
     preemptions_per_1000: float
     """Of 1,000 requests."""
     num_recomputed_tokens: int
-    """Positions computed beside those that each answer needs once: after preemptions, and for answers that never came."""
+    """Positions computed beyond what each answer needs once: after preemptions, and for answers that never came."""
     prefix_hit_rate: float
     """Tokens found, of those looked up."""
     kv_mean: float

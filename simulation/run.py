@@ -1,8 +1,8 @@
 """The real scheduler, driven by a trace in virtual time.
 
 The scheduler is called as its actor calls it: with what has come, then again while it makes plans. Each plan costs
-`schedule_ns`, in which nothing else is handled; a request is at the scheduler at its arrival; a token is at its client
-when the scheduler takes the result in. Nothing is random, so a simulation repeats itself exactly.
+`schedule_ns`, in which nothing else is handled; a token is at its client when the scheduler takes the result in.
+Nothing is random, so a simulation repeats itself exactly.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Simulation:
         self.scheduler = Scheduler(limits)
         self._trace = trace
         self._device = DeviceLine(step_times, control, limits.max_num_seqs)
-        self._schedule_ns = control.schedule_ns
+        self._schedule_ns, self._ingress_ns = control.schedule_ns, control.ingress_ns
         last_ns = trace[-1].arrival_ns if trace else 0
         self._recorder = HistoryRecorder(trace, max(last_ns // NUM_GAUGES, _MIN_GAUGE_NS))
         self._has_deadlines = any(request.deadline_ns is not None for request in trace)
@@ -76,7 +76,7 @@ class Simulation:
         """When something happens next."""
         times = [self._device.next_result_ns]
         if self._num_arrived < len(self._trace):
-            times.append(self._trace[self._num_arrived].arrival_ns)
+            times.append(self._trace[self._num_arrived].arrival_ns + self._ingress_ns)
         if self._has_deadlines:
             times.append(self.scheduler.next_deadline_ns())
         return min((time for time in times if time is not None), default=None)
@@ -85,10 +85,10 @@ class Simulation:
         """Results and requests that have come by now; results first, for they free what requests need."""
         events: list[Event] = []
         device = self._device
-        while (end_ns := device.next_result_ns) is not None and end_ns <= now_ns:
+        while (result_ns := device.next_result_ns) is not None and result_ns <= now_ns:
             events.append(device.take_result())
         trace, at = self._trace, self._num_arrived
-        while at < len(trace) and trace[at].arrival_ns <= now_ns:
+        while at < len(trace) and trace[at].arrival_ns + self._ingress_ns <= now_ns:
             events.append(_admit(trace[at], at))
             at += 1
         self._num_arrived = at

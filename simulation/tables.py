@@ -43,8 +43,8 @@ def comparison_rows(reports: Sequence[tuple[str, Report]]) -> list[list[str]]:
     rows = [[*head, "preempted/1000", "recomputed", "prefix hits", "KV mean", "done"]]
     for name, report in reports:
         every = report.all
-        times = (every.ttft_ms.p50, every.ttft_ms.p99, every.tpot_ms.p50)
-        times = (*times, every.itl_ms.p50, every.itl_ms.p99, every.e2e_ms.p99)
+        ttft, tpot, itl, e2e = every.ttft_ms, every.tpot_ms, every.itl_ms, every.e2e_ms
+        times = (ttft.p50, ttft.p99, tpot.p50, itl.p50, itl.p99, e2e.p99)
         rows.append(
             [
                 name,

@@ -20,7 +20,7 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     deadline_ns: int | None = None
     """After its arrival."""
     prefix_ids: tuple[int, ...] = ()
-    """Each names `prefix_block_tokens` tokens; two prompts that begin with the same ids begin with the same tokens. What
+    """Each names `prefix_block_tokens` tokens: prompts that begin with the same ids begin with the same tokens. What
     the ids do not cover is like no other prompt."""
     prefix_block_tokens: int = DEFAULT_PREFIX_BLOCK_TOKENS
     token_ids: tuple[int, ...] = ()

@@ -1,11 +1,11 @@
 """Reading traces: the Azure and Mooncake formats, and Callboard's own.
 
-| format   | file  | a line                                                                                              |
-|----------|-------|-----------------------------------------------------------------------------------------------------|
-| Azure    | CSV   | head `ms,context_tokens,generated_tokens` or `TIMESTAMP,ContextTokens,GeneratedTokens`              |
-| Mooncake | JSONL | `{"t": ms, "in": n, "out": n, "h": [[first id, count], ...]}` or the original's                     |
-|          |       | `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [id, ...]}`; 512 tokens an id |
-| own      | JSONL | `OwnLine` below                                                                                     |
+| format   | file  | a line                                                                                          |
+|----------|-------|-------------------------------------------------------------------------------------------------|
+| Azure    | CSV   | head `ms,context_tokens,generated_tokens` or `TIMESTAMP,ContextTokens,GeneratedTokens`          |
+| Mooncake | JSONL | `{"t": ms, "in": n, "out": n, "h": [[first id, count], ...]}`, 512 tokens an id; or as they are |
+|          |       | published: `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [id, ...]}`    |
+| own      | JSONL | `OwnLine` below                                                                                 |
 
 The format is told from the first line.
 """
@@ -102,9 +102,7 @@ def _original_mooncake(text: str) -> TraceRequest:
 def _short_mooncake(text: str) -> TraceRequest:
     line = msgspec.json.decode(text, type=_ShortMooncakeLine)
     ids = tuple(first + i for first, count in line.runs for i in range(count))
-    return TraceRequest(
-        round(line.t * NS_PER_MS), line.num_prompt_tokens, line.num_output_tokens, prefix_ids=ids
-    )
+    return TraceRequest(round(line.t * NS_PER_MS), line.num_prompt_tokens, line.num_output_tokens, prefix_ids=ids)
 
 
 def _own(text: str) -> TraceRequest:
