@@ -10,6 +10,7 @@ import typer
 
 from .. import __version__
 from ..errors import StartFailed
+from .simulate_command import simulate
 
 app = typer.Typer(
     name="callboard",
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 topology_app = typer.Typer(help="Check, draw and dry-run topology files.", no_args_is_help=True)
 app.add_typer(topology_app, name="topology")
+app.command()(simulate)
 
 ModelArgument = Annotated[
     Optional[str],  # noqa: UP045  (typer reads the annotation at run time)
