@@ -99,6 +99,8 @@ class LiveLedger:
 
     def count_run(self, num_computed_tokens: int) -> None:
         """The run that computed positions up to here is over, or is looked at."""
+        if num_computed_tokens == self.num_start_tokens:
+            return
         begin, end = self.num_start_tokens, num_computed_tokens
         apart = []
         for first, behind in self.computed:
