@@ -1,6 +1,7 @@
 """Names leaks: who took a unit that nobody gives back any more, at which step, by which event, and how that one ended.
 
-A *unit* is a KV block or a row. Its holder is a run, or a transfer, which is written as a negative run. `leave` is called before the request's move, the other hooks behind it.
+A *unit* is a KV block or a row. Its holder is a run, or a transfer, which is written as a negative run. `leave` is
+called before the request's move, the other hooks behind it.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from callboard.scheduling.leak_ledger import Leak, LeakLedger
 from callboard.scheduling.request import Request
 
 NUM_BLOCKS = 24
+NUM_ROWS = 8
 
 
 @dataclass(eq=False)
@@ -41,7 +42,7 @@ class LeakMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(NUM_BLOCKS, 4, prefix_caching=True)
-        self.ledger = LeakLedger(NUM_BLOCKS, NUM_BLOCKS)
+        self.ledger = LeakLedger(NUM_BLOCKS, NUM_ROWS)
         self.live: list[Holder] = []
         self.cached: set[int] = set()
         self.num_runs = 0
@@ -52,6 +53,7 @@ class LeakMachine(RuleBasedStateMachine):
     def a_step_is_planned(self) -> None:
         self.ledger.step += 1
 
+    @precondition(lambda self: len(self.live) < NUM_ROWS)
     @rule(data=st.data(), num_blocks=st.integers(1, 3))
     def admit(self, data: st.DataObject, num_blocks: int) -> None:
         usable = sorted({block for holder in self.live for block in holder.block_ids} | self.cached)
