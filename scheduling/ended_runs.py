@@ -11,7 +11,7 @@ MAX_RUNS = 16_384
 
 
 class EndedRun(NamedTuple):
-    """`how`: a finished state, or `preempted (cause)`, `waits for input`, `loaded`."""
+    """`how`: a finished state, or `preempted (cause)`, `waits for input`, `goes on without it`."""
 
     key: RequestKey
     how: str

@@ -56,11 +56,17 @@ class Holdings:
         """Unit -> the first holder, as it was when the unit was shared for the first time, then the further ones. Of no
         use any more once somebody else is the first holder."""
 
-    def take(self, units: Units, runs: int | npt.NDArray[np.int64], step: int, event: HoldingEvent) -> None:
-        """Free units are taken, by one run or by one each."""
+    def take(
+        self,
+        units: Units,
+        runs: int | npt.NDArray[np.int64],
+        step: int,
+        events: HoldingEvent | npt.NDArray[np.int64],
+    ) -> None:
+        """Free units are taken, by one run and event, or by one each."""
         indexes = np.asarray(units, np.intp)  # numpy's own type of an index: others would be converted twice
         self._runs[indexes] = runs
-        self._marks[indexes] = step << 4 | event << 1
+        self._marks[indexes] = step << 4 | events << 1
 
     def share(self, units: Sequence[int], run: int, step: int) -> None:
         """A run holds units that it found in the prefix cache, with others or alone."""

@@ -11,11 +11,11 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from .ended_runs import EndedRun, EndedRuns
 from .holdings import Holding, HoldingEvent, Holdings, Units
 from .request import Request, RequestKey
+from .row_arrays import Bools, Int64s
 
 MAX_LOGGED = 20
 """Leaks of one check that are worth a line of the log each."""
@@ -47,8 +47,6 @@ class LeakLedger:
     """Kept beside the pool and the rows of one scheduler."""
 
     def __init__(self, num_blocks: int, max_num_seqs: int) -> None:
-        self.step = 0
-        """The next to be planned."""
         self._blocks = Holdings(num_blocks)
         self._rows = Holdings(max_num_seqs)
         self._ended = EndedRuns()
@@ -57,27 +55,27 @@ class LeakLedger:
 
     # What changes hands
 
-    def admit(self, request: Request, num_shared: int, num_loaded: int = 0) -> None:
-        """It took a row, and all its blocks: `num_shared` found in the cache first, or `num_loaded` by a transfer."""
+    def admit(self, request: Request, num_found: int, step: int) -> None:
+        """It took a row, and all its blocks: the first `num_found` from the cache, or from its transfer, if it had one.
+        `step`, here and below: the next to be planned."""
         run, row, blocks = request.run, request.row, request.block_ids
         assert run is not None and row is not None, f"{request.key} does not run"
-        self._rows.take([row], run, self.step, HoldingEvent.ADMISSION)
-        self._blocks.share(blocks[:num_shared], run, self.step)
-        self._blocks.take(blocks[num_shared : num_shared + num_loaded], run, self.step, HoldingEvent.TRANSFER)
-        self._blocks.take(blocks[num_shared + num_loaded :], run, self.step, HoldingEvent.ADMISSION)
-        self._loads.pop(request.key, None)
+        self._rows.take([row], run, step, HoldingEvent.ADMISSION)
+        if self._loads.pop(request.key, None) is None:
+            self._blocks.share(blocks[:num_found], run, step)
+        else:
+            self._blocks.take(blocks[:num_found], run, step, HoldingEvent.TRANSFER)
+        self._blocks.take(blocks[num_found:], run, step, HoldingEvent.ADMISSION)
 
-    def grow(
-        self, block_ids: Units, runs: int | npt.NDArray[np.int64], event: HoldingEvent = HoldingEvent.GROWTH
-    ) -> None:
-        """Running requests took more blocks: [n], by one run or by one each."""
-        self._blocks.take(block_ids, runs, self.step, event)
+    def grow(self, block_ids: Units, runs: Int64s, is_for_drafts: Bools, step: int) -> None:
+        """Running requests took more blocks: [n] each."""
+        events = np.where(is_for_drafts, HoldingEvent.DRAFTS, HoldingEvent.GROWTH)
+        self._blocks.take(block_ids, runs, step, events)
 
-    def load(self, transfer: int, key: RequestKey, num_shared: int, block_ids: Sequence[int]) -> None:
-        """A transfer took blocks for a waiting request; the first `num_shared` were found in the cache."""
+    def load(self, transfer: int, key: RequestKey, block_ids: Sequence[int], step: int) -> None:
+        """A transfer took blocks for a waiting request."""
         run = self._loads[key] = transfer_run(transfer)
-        self._blocks.share(block_ids[:num_shared], run, self.step)
-        self._blocks.take(block_ids[num_shared:], run, self.step, HoldingEvent.TRANSFER)
+        self._blocks.take(block_ids, run, step, HoldingEvent.TRANSFER)
 
     def leave(self, request: Request, how: str) -> None:
         """It ends, or loses row and blocks (`how`: as in `EndedRun`); before they are given back."""
@@ -85,13 +83,20 @@ class LeakLedger:
             self._rows.give_back([request.row], request.run)
             self._blocks.give_back(request.block_ids, request.run)
             self._ended.add(request.run, request.key, how)
-        elif (run := self._loads.pop(request.key, None)) is not None:
-            self._blocks.give_back(request.block_ids, run)
-            self._ended.add(run, request.key, how)
+        else:
+            self.unload(request, how)
 
     def end_load(self, transfer: int, block_ids: Sequence[int]) -> None:
-        """The transfer gives back the blocks that its request left to it when it ended."""
+        """The transfer gives back blocks that it did not fill, or that its request left to it."""
         self._blocks.give_back(block_ids, transfer_run(transfer))
+
+    def unload(self, request: Request, how: str) -> None:
+        """A waiting request gives up what was loaded for it, or does not want what is on its way; nothing if there is
+        nothing."""
+        run = self._loads.pop(request.key, None)
+        if run is not None:
+            self._blocks.give_back(request.block_ids, run)
+            self._ended.add(run, request.key, how)
 
     # What was lost
 

@@ -1,8 +1,8 @@
 """The book of ledgers: where each request's time went, live and for a while after its end.
 
-Each hook is called before the move that it names, with the clock advanced to the step's `now_ns`; only `come` is called
-behind it. What a hook costs follows what happens to that request: a step in which nothing comes, goes, or computes a
-chunk costs `advance` and `stop`.
+Each hook is called before the move that it names, with the clock advanced to the step's `now_ns`; only `come` and
+`start` are called behind it. What a hook costs follows what happens to that request: a step in which nothing comes,
+goes, or computes a chunk costs `advance` and `stop`.
 
 *Priority.* Who is in line waits for the cause for which admission stopped, until a request that came later is admitted:
 from then on the place that it waits for has gone to somebody else, and its time in line is `priority`, but for that
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from copy import copy
 from heapq import heapify, heappop, heappush
+from typing import Literal
 
 from ..mailbox.messages.requests import PreemptionRecord, RequestLedger
 from .draft_counts import DraftCounts, Int32s
@@ -25,7 +26,7 @@ from .live_ledger import MAX_RECORDS, LiveLedger, Phase
 from .request import Request, RequestKey, RequestState
 from .wait_clock import LINE_CAUSES, WaitCause, WaitClock
 
-PREEMPTION_CAUSES = ("blocks", "worker", "step_failed", "trial", "resume")
+PreemptionCause = Literal["blocks", "worker", "step_failed", "trial", "resume"]
 _MIN_STALE = 64
 """Entries of requests that left the line, beyond as many as stand in it, that are not worth a sweep."""
 
@@ -62,14 +63,11 @@ class LedgerBook:
 
     # What happens to a request
 
-    def come(self, request: Request, cause: WaitCause | None = None) -> None:
-        """A new request is in line, or waits for a cause of its own (GRAMMAR) first. Behind `queued_ns` is set."""
+    def come(self, request: Request) -> None:
+        """A new request is in line."""
         ledger = self._live[request.key] = LiveLedger(request.rank[1], self._clock.now_ns)
         self._number(ledger)
-        if cause is None:
-            self._enter_line(ledger)
-        else:
-            ledger.phase = cause
+        self._enter_line(ledger)
 
     def hold(self, request: Request, cause: WaitCause) -> None:
         """It leaves its row (INPUT), or the line (REMOTE_KV, ADAPTER, GRAMMAR), for a cause of its own."""
@@ -85,7 +83,7 @@ class LedgerBook:
         self._enter_line(ledger)
 
     def start(self, request: Request, *, is_tried: bool = False) -> None:
-        """It takes a row; `request.num_computed_tokens` is what it found in the cache. `is_tried`: in a trial."""
+        """It has taken a row, and computed nothing but what it found, or was loaded. `is_tried`: in a trial."""
         ledger = self._leave(request)
         ledger.phase = Phase.PREFILL
         ledger.num_start_tokens = request.num_computed_tokens
@@ -93,14 +91,15 @@ class LedgerBook:
             self._pass_over(ledger.coming)
         ledger.has_place = True
 
-    def first_token(self, request: Request) -> None:
-        """The first token of its run came."""
+    def token(self, request: Request) -> None:
+        """A token of its run came; to be called for the first one, others change nothing."""
         ledger = self._live[request.key]
-        ledger.settle(self._clock, self._clock.now_ns)
-        ledger.phase = Phase.DECODE
+        if ledger.phase is Phase.PREFILL:
+            ledger.settle(self._clock, self._clock.now_ns)
+            ledger.phase = Phase.DECODE
 
     def chunk(self, request: Request, num_tokens: int) -> None:
-        """A plan computes several known positions of it, or the last one of its prompt; not called for drafts."""
+        """A plan computes positions of it, in a step before those that compute its last known token alone."""
         chunks = self._live[request.key].chunks
         if len(chunks) < MAX_RECORDS:
             chunks.append(num_tokens)
@@ -109,9 +108,8 @@ class LedgerBook:
         """int32 [n] each: what a result says of the drafts of rows whose runs go on."""
         self._drafts.add(rows, num_drafts, num_accepted)
 
-    def preempt(self, request: Request, cause: str, step: int) -> None:
-        """It loses its row to one of PREEMPTION_CAUSES and is in line; `step` is the next to be planned."""
-        assert cause in PREEMPTION_CAUSES, f"{cause} is no cause of a preemption"
+    def preempt(self, request: Request, cause: PreemptionCause, step: int) -> None:
+        """It loses its row and is in line; `step` is the next to be planned."""
         ledger = self._leave(request)
         if len(ledger.preemptions) < MAX_RECORDS:
             ledger.preemptions.append(PreemptionRecord(step, cause, request.num_computed_tokens))

@@ -111,14 +111,14 @@ class LiveLedger:
                 begin, end = min(first, begin), max(behind, end)
         self.computed = sorted([*apart, (begin, end)])
 
-    def told(self, request: Request, state: RequestState, waits_for: WaitCause | None) -> RequestLedger:
-        """The ledger as it is settled now. `waits_for`: the line's cause; only if the request lives."""
+    def told(self, request: Request, state: RequestState, line_cause: WaitCause | None) -> RequestLedger:
+        """The ledger as it is settled now. `line_cause`: None if it has ended."""
         return RequestLedger(
             choice=request.key[1],
             state=state.value,
             arrival_ns=self.arrival_ns,
             queued_ns=self.queued_ns,
-            ended_ns=self.since_ns if state.is_finished else None,
+            ended_ns=self.since_ns if line_cause is None else None,
             waiting=WaitTime(**{f"{cause.value}_ns": ns for cause, ns in self.waited_ns.items()}),
             prefill_ns=self.prefill_ns,
             decode_ns=self.decode_ns,
@@ -130,7 +130,7 @@ class LiveLedger:
             num_recomputed_tokens=self.num_recomputed_tokens,
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
-            waits_for="" if waits_for is None else self._reason(waits_for),
+            waits_for="" if line_cause is None else self._reason(line_cause),
         )
 
     def _told(self, cause: WaitCause) -> WaitCause:

@@ -40,6 +40,8 @@ def apply_result(state: SchedulerState, result: StepResult) -> None:
     is_plain = ~one_by_one
     plain = slice(None) if is_plain.all() else is_plain
     one_by_one[plain] = _append_plain(state, rows[plain], found.positions[plain], found.token_ids[found.firsts[plain]])
+    if found.num_drafts is not None:
+        state.ledgers.count_drafts(rows, found.num_drafts, found.counts - 1)
     logprobs = ResultLogprobs(result)
     for i in np.flatnonzero(one_by_one).tolist():
         request = arrays.requests[rows[i]]
@@ -127,6 +129,7 @@ def _append_each(state: SchedulerState, request: Request, found: _Tokens, i: int
         state.rows.num_computed[request.row] -= int(found.num_drafts[i]) - (count - 1)
     request.num_deaths = 0
     state.trial.acquit(request.key)
+    state.ledgers.token(request)
     if request.first_row_ns is not None:
         _count_first_token(state, request, request.first_row_ns)
     for index in range(first, first + count):

@@ -53,7 +53,7 @@ class TwinLedger:
         computed = Counter(self.times_computed)
         if self.label in ("prefill", "decode"):
             computed.update(range(self.start, request.num_computed_tokens))
-        is_ended = request.state.is_finished
+        is_ended = self.label == "ended"
         waits = self.label not in ("prefill", "decode", "ended")
         return RequestLedger(
             choice=request.key[1],

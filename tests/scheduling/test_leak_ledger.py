@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from callboard.kv_cache.block_pool import BlockPool
 from callboard.scheduling.ended_runs import MAX_RUNS
-from callboard.scheduling.holdings import HoldingEvent
 from callboard.scheduling.leak_ledger import Leak, LeakLedger
 from callboard.scheduling.request import Request
 
@@ -46,12 +45,13 @@ class LeakMachine(RuleBasedStateMachine):
         self.live: list[Holder] = []
         self.cached: set[int] = set()
         self.num_runs = 0
+        self.step = 0
         self.lost: list[tuple[int, Holder]] = []
         self.how: dict[int, str] = {}
 
     @rule()
     def a_step_is_planned(self) -> None:
-        self.ledger.step += 1
+        self.step += 1
 
     @precondition(lambda self: len(self.live) < NUM_ROWS)
     @rule(data=st.data(), num_blocks=st.integers(1, 3))
@@ -63,24 +63,25 @@ class LeakMachine(RuleBasedStateMachine):
         self.num_runs += 1
         blocks = [*shared, *self.pool.allocate(num_blocks)]
         holder = Holder((f"r{self.num_runs}", 0), self.num_runs, len(self.live), blocks)
-        step = self.ledger.step
+        step = self.step
         holder.taken = {block: (step, "shared_prefix" if block in shared else "admission") for block in blocks}
         self.cached -= set(blocks)
         self.live.append(holder)
-        self.ledger.admit(as_request(holder), len(shared))
+        self.ledger.admit(as_request(holder), len(shared), step)
 
     @precondition(lambda self: self.live and self.pool.num_free)
-    @rule(data=st.data(), event=st.sampled_from((HoldingEvent.GROWTH, HoldingEvent.DRAFTS)))
-    def grow(self, data: st.DataObject, event: HoldingEvent) -> None:
+    @rule(data=st.data())
+    def grow(self, data: st.DataObject) -> None:
         num_rows = min(len(self.live), self.pool.num_free)
         holders = data.draw(st.permutations(self.live))[:num_rows]
         blocks = self.pool.allocate(num_rows)
         self.cached -= set(blocks)
         runs = np.array([holder.run for holder in holders], np.int64)
-        self.ledger.grow(np.array(blocks, np.int32), runs, event)
-        for holder, block in zip(holders, blocks, strict=True):
+        drafts = [data.draw(st.booleans()) for _ in blocks]
+        self.ledger.grow(np.array(blocks, np.int32), runs, np.array(drafts), self.step)
+        for holder, block, is_for_drafts in zip(holders, blocks, drafts, strict=True):
             holder.block_ids.append(block)
-            holder.taken[block] = (self.ledger.step, event.name.lower())
+            holder.taken[block] = (self.step, "drafts" if is_for_drafts else "growth")
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), how=st.sampled_from(("aborted", "preempted (blocks)", "length_capped")))
@@ -126,16 +127,17 @@ LeakMachine.TestCase.settings = settings(max_examples=20, stateful_step_count=30
 TestLeaks = LeakMachine.TestCase
 
 
-def admitted(ledger: LeakLedger, name: str, run: int, row: int, blocks: list[int], num_shared: int = 0) -> Holder:
+def admitted(
+    ledger: LeakLedger, name: str, run: int, row: int, blocks: list[int], num_shared: int = 0, step: int = 0
+) -> Holder:
     holder = Holder((name, 0), run, row, blocks)
-    ledger.admit(as_request(holder), num_shared)
+    ledger.admit(as_request(holder), num_shared, step)
     return holder
 
 
 def test_a_block_that_the_pool_was_not_given_back_is_named_although_its_holder_left_it() -> None:
     ledger = LeakLedger(8, 2)
-    ledger.step = 3
-    holder = admitted(ledger, "a", 1, 0, [4, 5])
+    holder = admitted(ledger, "a", 1, 0, [4, 5], step=3)
     ledger.leave(as_request(holder), "aborted")
     leaks = ledger.name([5], [], [], {})
     assert leaks == [Leak("block", 5, ("a", 0), 1, 3, "admission", "aborted")]
@@ -144,9 +146,8 @@ def test_a_block_that_the_pool_was_not_given_back_is_named_although_its_holder_l
 
 def test_a_row_that_nobody_gave_back_is_named() -> None:
     ledger = LeakLedger(8, 2)
-    ledger.step = 7
-    admitted(ledger, "a", 1, 0, [])
-    b = admitted(ledger, "b", 2, 1, [])
+    admitted(ledger, "a", 1, 0, [], step=7)
+    b = admitted(ledger, "b", 2, 1, [], step=7)
     ledger.leave(as_request(b), "stopped")
     assert ledger.name([], [1], [], {}) == [Leak("row", 1, ("b", 0), 2, 7, "admission", "stopped")]
 
@@ -158,9 +159,8 @@ def test_a_unit_that_was_never_taken_in_the_open_has_no_owner() -> None:
 
 def test_blocks_of_a_transfer_are_named_by_the_request_that_they_were_for() -> None:
     ledger = LeakLedger(8, 2)
-    ledger.step = 5
     waiting = Holder(("a", 1), None, None)
-    ledger.load(0, waiting.key, 0, [2, 3])
+    ledger.load(0, waiting.key, [2, 3], 5)
     assert ledger.name([], [], [as_request(waiting)], {0: [2, 3]}) == []
     ledger.leave(as_request(waiting), "aborted")
     assert ledger.name([2], [], [], {}) == [Leak("block", 2, ("a", 1), None, 5, "transfer", "aborted")]
@@ -168,11 +168,9 @@ def test_blocks_of_a_transfer_are_named_by_the_request_that_they_were_for() -> N
 
 def test_loaded_blocks_of_a_request_that_has_a_row_are_its_runs() -> None:
     ledger = LeakLedger(8, 2)
-    ledger.step = 5
-    ledger.load(0, ("a", 0), 0, [2, 3])
-    ledger.step = 6
+    ledger.load(0, ("a", 0), [2, 3], 5)
     holder = Holder(("a", 0), 9, 1, [2, 3, 4])
-    ledger.admit(as_request(holder), 0, 2)
+    ledger.admit(as_request(holder), 2, 6)
     ledger.leave(as_request(holder), "stopped")
     assert [(leak.unit, leak.run, leak.event) for leak in ledger.name([3, 4], [], [], {})] == [
         (3, 9, "transfer"),

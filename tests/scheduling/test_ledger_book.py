@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import cast, get_args
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from callboard.mailbox.messages.requests import PreemptionRecord, RequestLedger
-from callboard.scheduling.ledger import PREEMPTION_CAUSES, LedgerBook
+from callboard.scheduling.ledger import LedgerBook, PreemptionCause
 from callboard.scheduling.live_ledger import MAX_RECORDS
 from callboard.scheduling.request import Request, RequestState
 from callboard.scheduling.wait_clock import LINE_CAUSES, WaitCause
@@ -19,6 +19,7 @@ from callboard.tests.scheduling.fake_worker import make_limits
 from callboard.tests.scheduling.ledger_twin import OWN_CAUSES, PlainRequest, TwinLedger, parts_ns
 
 NUM_ROWS = 4
+FINISHED = list(RequestState)[list(RequestState).index(RequestState.PREEMPTED) + 1 :]
 
 
 def as_request(request: PlainRequest) -> Request:
@@ -69,7 +70,9 @@ class LedgerMachine(RuleBasedStateMachine):
             request = PlainRequest((name, choice), (0, self.now_ns - before_ns, self.num_come))
             twin = self.live[request.key] = TwinLedger(request, self.now_ns, self.num_come)
             twin.label = "grammar" if has_grammar else "line"
-            self.book.come(as_request(request), WaitCause.GRAMMAR if has_grammar else None)
+            self.book.come(as_request(request))
+            if has_grammar:
+                self.book.hold(as_request(request), WaitCause.GRAMMAR)
 
     @precondition(lambda self: self.those(*OWN_CAUSES))
     @rule(data=st.data(), is_newcomer=st.booleans())
@@ -117,7 +120,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def first_token(self, data: st.DataObject) -> None:
         twin = self.pick(data, "prefill")
-        self.book.first_token(as_request(twin.request))
+        self.book.token(as_request(twin.request))
+        self.book.token(as_request(twin.request))
         twin.request.num_output_tokens += 1
         twin.label = "decode"
 
@@ -133,8 +137,8 @@ class LedgerMachine(RuleBasedStateMachine):
             twin.num_accepted += num_accepted
 
     @precondition(lambda self: self.those("prefill", "decode"))
-    @rule(data=st.data(), cause=st.sampled_from(PREEMPTION_CAUSES))
-    def preempt(self, data: st.DataObject, cause: str) -> None:
+    @rule(data=st.data(), cause=st.sampled_from(get_args(PreemptionCause)))
+    def preempt(self, data: st.DataObject, cause: PreemptionCause) -> None:
         twin = self.pick(data, "prefill", "decode")
         self.step += 1
         self.book.preempt(as_request(twin.request), cause, self.step)
@@ -143,7 +147,7 @@ class LedgerMachine(RuleBasedStateMachine):
         twin.label, twin.is_passed, twin.request.state = "line", False, RequestState.PREEMPTED
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), state=st.sampled_from([state for state in RequestState if state.is_finished]))
+    @rule(data=st.data(), state=st.sampled_from(FINISHED))
     def end(self, data: st.DataObject, state: RequestState) -> None:
         key = data.draw(st.sampled_from(sorted(self.live)))
         twin = self.live[key]
