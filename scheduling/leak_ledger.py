@@ -37,6 +37,13 @@ class Leak(msgspec.Struct, frozen=True, gc=False):
     owner_ended: str
     """How the run ended: a finished state, `preempted (cause)`, `waits for input`; empty if it goes on."""
 
+    def fields(self) -> dict[str, object]:
+        """For a line of the log; without what is not known."""
+        request_id, choice = self.owner or (None, None)
+        fields = {"kind": self.kind, "unit": self.unit, "request": request_id, "choice": choice, "run": self.run}
+        fields |= {"step": self.step, "event": self.event or None, "ended": self.owner_ended or None}
+        return {name: value for name, value in fields.items() if value is not None}
+
 
 def transfer_run(transfer: int) -> int:
     """What a transfer is named by among runs."""
