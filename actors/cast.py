@@ -143,7 +143,7 @@ class Cast:
         )
         line = self._page.line(self._start.all_actors.index(name))
         inbox = self._inboxes[name]
-        faults = Faults()
+        faults = Faults(name)
         tokenizers = self._senders(name, "tokenizer", faults)
         scheduler = Scheduler(limits)
         journal = self._make_journal(limits, scheduler)
@@ -174,7 +174,7 @@ class Cast:
         )
         eos_token_ids = tuple(sorted({*start.shape.eos_token_ids, *tokenizer.eos_token_ids}))
         for name in names:
-            faults = Faults()
+            faults = Faults(name)
             line = self._page.line(start.all_actors.index(name))
             actor = TokenizerActor(
                 name,
@@ -215,7 +215,7 @@ class Cast:
 
     def _make_frontend(self, name: str) -> None:
         start = self._start
-        faults = Faults()
+        faults = Faults(name)
         frontend = Frontend(
             name,
             self._inboxes[name],

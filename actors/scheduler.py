@@ -14,6 +14,7 @@ from ..mailbox.messages.admission import SchedulerToTokenizer, TokenizerToSchedu
 from ..mailbox.messages.requests import Explain, Explanation
 from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from ..scheduling import Event, Scheduler, SchedulerStatistics, TokenizerGone, WorkerAttached, WorkerGone
+from ..scheduling.leak_ledger import MAX_LOGGED
 from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressLine
 from .faults import Faults
 from .log import log_event
@@ -211,14 +212,16 @@ class SchedulerActor:
         try:
             if self._journal is not None:
                 self._journal.checked()
-            leaked = self._scheduler.check_integrity()
+            leaks = self._scheduler.check_integrity()
         except Exception as error:  # as in `_on_results`
             self.faults.report(error)
             return
         statistics = self._scheduler.statistics()
         self._num_steps_checked = statistics.num_steps
-        if leaked:
-            log_event("scheduler.blocks_leaked", num_blocks=len(leaked), first=leaked[0])
+        if leaks:
+            log_event("scheduler.leaked", num_blocks=sum(leak.kind == "block" for leak in leaks), num_units=len(leaks))
+            for leak in leaks[:MAX_LOGGED]:
+                log_event("scheduler.leak", **leak.fields())
             self._progress.set_statistics(statistics)
 
     def close(self) -> None:
