@@ -68,7 +68,7 @@ async def test_all_that_is_served_is_in_it(serve, http):
     known = set()
     for path in (*document["paths"], "/v1/nothing", "/docs"):
         for method in ("get", "post"):
-            place = url + path.replace("{model}", MODEL)
+            place = url + path.replace("{model}", MODEL).replace("{id}", "an-id")
             async with http.request(method, place, json={} if method == "post" else None) as response:
                 code = ((await response.json()).get("error") or {}).get("code") if response.status != 200 else None
                 if code not in ("unknown_path", "method_not_allowed"):
