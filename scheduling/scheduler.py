@@ -177,7 +177,7 @@ class Scheduler:
         state = self._state
         if self._epoch is None or state.is_fresh_due:
             state.ledgers.stop(WaitCause.WORKER)
-        if not self.can_plan:
+        if self._epoch is None or not self.can_plan:
             return None
         builder = PlanBuilder(self.limits, state.rows)
         cause: WaitCause | None = WaitCause.BLOCKS
