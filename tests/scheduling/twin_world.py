@@ -1,0 +1,182 @@
+"""Scheduler and twin side by side, with a worker and clients that check what they are sent; every call is compared."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from callboard.mailbox.messages.admission import Admit
+from callboard.mailbox.messages.steps import StepPlan, StepResult
+from callboard.scheduling.deltas import Outgoing
+from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
+from callboard.scheduling.limits import SchedulerLimits
+from callboard.scheduling.scheduler import Scheduler
+from callboard.tests.scheduling.fake_client import Client
+from callboard.tests.scheduling.fake_model import true_end
+from callboard.tests.scheduling.fake_worker import FakeWorker, Key
+from callboard.tests.scheduling.twin import Twin
+from callboard.tests.scheduling.twin_compare import Difference, PlanReader, compare_plans, compare_states
+
+MAX_LINES = 60
+
+
+class World:
+    """The clock moves by one at each call of the scheduler, and by jumps."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.scheduler = Scheduler(limits)
+        self.twin = Twin(limits)
+        self.reader = PlanReader()
+        self.now_ns = 0
+        self.epoch = 0
+        self.num_calls = 0
+        self.admits: dict[Key, Admit] = {}
+        self.clients: dict[Key, Client] = {}
+        self.blocked: set[str] = set()
+        """Tokenizers that take nothing."""
+        self.worker: FakeWorker | None = None
+        self.plans: deque[bytes] = deque()
+        self.results: deque[StepResult] = deque()
+        self.story: deque[str] = deque(maxlen=MAX_LINES)
+        """What happened last, for people."""
+        self.attach()
+
+    def call(self, *events: Event) -> None:
+        """Hand in events, compare each plan that follows and what is told to whom."""
+        self.num_calls += 1
+        self.story.extend(f"{self.now_ns + 1}: {event}" for event in events)
+        while (plan := self._step(events)) is not None:
+            self.plans.append(msgspec.msgpack.encode(plan))
+            events = ()
+        outgoing = self.scheduler.collect(self.blocked)
+        self._deliver(outgoing)
+        assert self.scheduler.check_integrity() == [], "a block has leaked"
+        compare_states(self.scheduler, self.twin)
+        for client in self.clients.values():
+            self._compare_client(client)
+
+    def _step(self, events: tuple[Event, ...]) -> StepPlan | None:
+        self.now_ns += 1
+        expected = self.twin.step(self.now_ns, events)
+        plan = self.scheduler.step(self.now_ns, events)
+        read = None if plan is None else self.reader.read(plan)
+        if read is not None:
+            self.story.extend(f"{self.now_ns}:   {line}" for line in read.lines())
+        compare_plans(read, expected)
+        if plan is not None:
+            self.twin.note_runs(self.reader.runs(plan))
+        assert self.scheduler.num_in_flight == len(self.twin.state.in_flight) <= self.limits.pipeline_depth
+        return plan
+
+    def _deliver(self, outgoing: Outgoing) -> None:
+        for message in outgoing.deltas.values():
+            for row, key in enumerate(zip(message.request_ids, message.choices, strict=True)):
+                self.clients[key].receive(message, row)
+        for refusals in outgoing.refused.values():
+            for refused in refusals:
+                key = (refused.request_id, refused.choice)
+                self.clients[key].is_ended_here = True
+                assert (refused.status, refused.code) == (429, self.twin.state.refused.pop(key))
+
+    def _compare_client(self, client: Client) -> None:
+        """What it has been told is what the twin knows, once its tokenizer takes what there is."""
+        key = (client.admit.request_id, client.admit.choice)
+        assert key not in self.twin.state.refused, f"{key} was not refused"
+        if not client.is_live or client.is_orphan or client.tokenizer in self.blocked:
+            return
+        request = self.twin.state.live.get(key)
+        if request is None:
+            raise Difference(f"the twin has ended {key} ({vars(self.twin.state.ends[key][1])}), its client was not told")
+        if client.token_ids != request.tokens[request.num_prompt_tokens :]:
+            raise Difference(f"{key} was told {client.token_ids}, the twin has {request.tokens}")
+
+    def settle(self, key: Key) -> None:
+        """A client that has its end has the one that the twin says, and the model's own tokens."""
+        client = self.clients[key]
+        assert client.finish is not None
+        _, end, output, num_cached = self.twin.state.ends[key]
+        finish = client.finish
+        assert (finish.reason, finish.stop_reason) == (end.reason, end.stop_reason), f"{key}: {finish}, {vars(end)}"
+        assert client.token_ids == output
+        assert finish.usage.completion_tokens == len(output)
+        assert finish.usage.prompt_tokens == len(client.admit.prompt_token_ids)
+        assert finish.usage.cached_tokens == num_cached
+        if finish.reason == "error":
+            assert finish.status == end.status and finish.message
+        true_output, reason, stop_reason = true_end(client.admit, self.limits)
+        if finish.reason in ("error", "timeout"):
+            assert output == true_output[: len(output)]
+        else:
+            assert (output, finish.reason, finish.stop_reason) == (true_output, reason, stop_reason)
+
+    def admit(self, *admits: Admit) -> None:
+        for admit in admits:
+            key = (admit.request_id, admit.choice)
+            self.admits[key] = admit
+            self.clients[key] = Client(admit)
+        self.call(*admits)
+
+    def attach(self) -> None:
+        self.epoch += 1
+        self.worker = FakeWorker(self.limits, self.admits, self.epoch)
+        self.worker.may_starve = frozenset()
+        self.call(WorkerAttached(self.epoch))
+
+    def lose_worker(self) -> None:
+        self.worker = None
+        self.plans.clear()
+        self.results.clear()
+        self.call(WorkerGone())
+
+    def lose_tokenizer(self, tokenizer: str) -> None:
+        for client in self.clients.values():
+            client.is_orphan |= client.tokenizer == tokenizer and client.is_live
+        self.call(TokenizerGone(tokenizer))
+
+    def resume(self, key: Key, tokenizer: str) -> None:
+        """The client's next attempt, with all that it has."""
+        client = self.clients[key]
+        client.attempt, client.tokenizer, client.is_orphan = client.attempt + 1, tokenizer, False
+        self.call(
+            msgspec.structs.replace(
+                client.admit, attempt=client.attempt, tokenizer=tokenizer, output_token_ids=list(client.token_ids)
+            )
+        )
+
+    def work(self) -> None:
+        """The worker runs the oldest plan."""
+        assert self.worker is not None
+        self.results.append(self.worker.work(self.plans.popleft(), self.now_ns))
+
+    def deliver(self) -> None:
+        """The scheduler gets the oldest result."""
+        self.call(self.results.popleft())
+
+    def live(self) -> list[Key]:
+        """Requests that their clients wait for, and that have not to be resumed first."""
+        return [key for key, client in self.clients.items() if client.is_live and not client.is_orphan]
+
+    def orphans(self) -> list[Key]:
+        return [key for key, client in self.clients.items() if client.is_live and client.is_orphan]
+
+    def finish(self) -> None:
+        """Everything that can still happen does; then nothing is held, and every client has its end."""
+        self.blocked.clear()
+        if self.worker is None:
+            self.attach()
+        self.call()
+        for key in self.orphans():
+            self.resume(key, "tokenizer.0")
+        while self.plans or self.results:
+            if self.plans:
+                self.work()
+            if self.results:
+                self.deliver()
+        for key, client in self.clients.items():
+            assert not client.is_live, f"{key} was never ended"
+            if client.finish is not None:
+                self.settle(key)
+        assert not self.twin.state.live
+        assert self.scheduler.statistics().num_free_blocks == self.limits.num_blocks
