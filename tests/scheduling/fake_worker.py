@@ -191,7 +191,7 @@ class FakeWorker:
         return self._sample(plan, run_rows, now_ns)
 
     def _check_nobody_starves(self, plan: StepPlan, rows: list[int]) -> None:
-        """Every row that needs a token gets one, if there are enough. One with drafts that are being judged needs none."""
+        """Every row that needs a token gets one, if there are enough; with drafts being judged it needs none."""
         has_tokens_for_all = self.limits.max_num_batched_tokens >= self.limits.max_num_seqs
         if not has_tokens_for_all or self.may_starve is None or plan.step in self.may_starve:
             return

@@ -150,6 +150,7 @@ class Twin:
         pool.share(found)
         request.blocks = found + pool.take(pool.blocks_for(num_cached + num_tokens) - len(found))
         request.num_computed = num_cached
+        request.num_labelled = len(found)
         if limits.prefix_caching and not request.gathers:
             self.state.num_asked_tokens += len(request.tokens)
             self.state.num_hit_tokens += num_cached

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
+import msgspec
 import numpy as np
 
 from callboard.mailbox.messages.steps import StepPlan
@@ -108,3 +109,15 @@ def twin_lines(twin: Twin) -> list[str]:
         f"hits {state.num_hit_tokens} of {state.num_asked_tokens}",
         f"tokens in {state.num_prompt_tokens} out {state.num_generated_tokens}",
     ]
+
+
+def brief(value: object) -> str:
+    """A message without what has its default."""
+    if not isinstance(value, msgspec.Struct):
+        return repr(value)
+    shown = []
+    for field in msgspec.structs.fields(value):
+        got = getattr(value, field.name)
+        if field.required or got not in (field.default, b"", []):
+            shown.append(f"{field.name}={brief(got)}")
+    return f"{type(value).__name__}({', '.join(shown)})"

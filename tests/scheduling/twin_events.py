@@ -156,7 +156,7 @@ def _lose_worker(state: TwinState) -> None:
         request.num_deaths += 1
     assert all(r.num_deaths < 2 for r in in_flight.values() if state.live.get(r.key) is r), "the twin tries nobody"
     state.in_flight.clear()
-    for request in list(state.running):
+    for request in reversed(list(state.running)):
         state.preempt(request)
     state.pool.contents.clear()
 

@@ -43,14 +43,11 @@ class TwinPool:
             if self.num_users[block] == 0:
                 self.free.append(block)
 
-    def label(self, blocks: Sequence[int], tokens: Sequence[int], salt: str, num_valid: int) -> None:
-        """The blocks that `num_valid` tokens fill can be found, unless such a block can be already."""
-        if not self.is_cached:
-            return
-        for index in range(num_valid // self.block_size):
-            content = (salt, tuple(tokens[: (index + 1) * self.block_size]))
-            if blocks[index] not in self.contents and content not in self.contents.values():
-                self.contents[blocks[index]] = content
+    def label(self, block: int, tokens: Sequence[int], salt: str) -> None:
+        """The block that ends with `tokens` can be found from now on, unless such a block can be already."""
+        content = (salt, tuple(tokens))
+        if self.is_cached and block not in self.contents and content not in self.contents.values():
+            self.contents[block] = content
 
     def find(self, tokens: Sequence[int], salt: str) -> list[int]:
         """The cached blocks that `tokens` begin with; one token is left over, for it must be computed."""

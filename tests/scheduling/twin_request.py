@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from callboard.mailbox.messages.admission import Admit
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.tests.scheduling.fake_model import repeats
@@ -18,11 +20,12 @@ RUNNING = "running"
 PREEMPTED = "preempted"
 
 
-class TwinEnd:
+class TwinEnd(NamedTuple):
     """How a request ended: what its client is told."""
 
-    def __init__(self, reason: str, stop_reason: int | None = None, status: int = 500) -> None:
-        self.reason, self.stop_reason, self.status = reason, stop_reason, status
+    reason: str
+    stop_reason: int | None = None
+    status: int = 500
 
 
 class TwinRequest:
@@ -42,6 +45,8 @@ class TwinRequest:
         self.order = 0
         """Of coming; a session's newest input counts."""
         self.blocks: list[int] = []
+        self.num_labelled = 0
+        """Of the blocks, those that were made findable, or found."""
         self.num_computed = 0
         """Positions that plans cover, drafts included."""
         self.num_pending = 0
@@ -85,7 +90,7 @@ class TwinRequest:
     def lose_everything(self) -> None:
         """Its run is over: nothing is computed, nothing that was planned counts."""
         self.blocks = []
-        self.num_computed = self.num_pending = self.num_drafts_in_flight = 0
+        self.num_computed = self.num_pending = self.num_drafts_in_flight = self.num_labelled = 0
         self.drafts = []
 
     def end_after_last_token(self) -> TwinEnd | None:

@@ -90,6 +90,8 @@ class TwinState:
         self.forget(request)
 
     def label_blocks(self, request: TwinRequest) -> None:
-        """Full blocks of known tokens that plans cover can be found."""
-        num_valid = min(request.num_computed, len(request.tokens))
-        self.pool.label(request.blocks, request.tokens, request.admit.cache_salt, num_valid)
+        """Blocks that have become full of known tokens, which plans cover, can be found; each is looked at once."""
+        size = self.limits.block_size
+        for index in range(request.num_labelled, min(request.num_computed, len(request.tokens)) // size):
+            self.pool.label(request.blocks[index], request.tokens[: (index + 1) * size], request.admit.cache_salt)
+            request.num_labelled = index + 1

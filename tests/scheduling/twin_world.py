@@ -16,9 +16,10 @@ from callboard.tests.scheduling.fake_client import Client
 from callboard.tests.scheduling.fake_model import true_end
 from callboard.tests.scheduling.fake_worker import FakeWorker, Key
 from callboard.tests.scheduling.twin import Twin
-from callboard.tests.scheduling.twin_compare import Difference, PlanReader, compare_plans, compare_states
+from callboard.tests.scheduling.twin_compare import Difference, PlanReader, brief, compare_plans, compare_states
+from callboard.tests.scheduling.twin_plan import TwinPlan
 
-MAX_LINES = 60
+MAX_STORY = 60
 
 
 class World:
@@ -31,7 +32,7 @@ class World:
         self.reader = PlanReader()
         self.now_ns = 0
         self.epoch = 0
-        self.num_calls = 0
+        self.num_calls = self.num_named = 0
         self.admits: dict[Key, Admit] = {}
         self.clients: dict[Key, Client] = {}
         self.blocked: set[str] = set()
@@ -39,14 +40,14 @@ class World:
         self.worker: FakeWorker | None = None
         self.plans: deque[bytes] = deque()
         self.results: deque[StepResult] = deque()
-        self.story: deque[str] = deque(maxlen=MAX_LINES)
-        """What happened last, for people."""
+        self._story: deque[tuple[int, Event | TwinPlan]] = deque(maxlen=MAX_STORY)
+        """What happened last, and when."""
         self.attach()
 
     def call(self, *events: Event) -> None:
         """Hand in events, compare each plan that follows and what is told to whom."""
         self.num_calls += 1
-        self.story.extend(f"{self.now_ns + 1}: {event}" for event in events)
+        self._story.extend((self.now_ns + 1, event) for event in events)
         while (plan := self._step(events)) is not None:
             self.plans.append(msgspec.msgpack.encode(plan))
             events = ()
@@ -63,7 +64,7 @@ class World:
         plan = self.scheduler.step(self.now_ns, events)
         read = None if plan is None else self.reader.read(plan)
         if read is not None:
-            self.story.extend(f"{self.now_ns}:   {line}" for line in read.lines())
+            self._story.append((self.now_ns, read))
         compare_plans(read, expected)
         if plan is not None:
             self.twin.note_runs(self.reader.runs(plan))
@@ -73,7 +74,11 @@ class World:
     def _deliver(self, outgoing: Outgoing) -> None:
         for message in outgoing.deltas.values():
             for row, key in enumerate(zip(message.request_ids, message.choices, strict=True)):
-                self.clients[key].receive(message, row)
+                client = self.clients[key]
+                has_ended = not client.is_live
+                client.receive(message, row)
+                if client.finish is not None and not has_ended:
+                    self._check_end(client)
         for refusals in outgoing.refused.values():
             for refused in refusals:
                 key = (refused.request_id, refused.choice)
@@ -88,17 +93,19 @@ class World:
             return
         request = self.twin.state.live.get(key)
         if request is None:
-            raise Difference(f"the twin has ended {key} ({vars(self.twin.state.ends[key][1])}), its client was not told")
+            raise Difference(
+                f"the twin has ended {key} ({vars(self.twin.state.ends[key][1])}), its client was not told"
+            )
         if client.token_ids != request.tokens[request.num_prompt_tokens :]:
             raise Difference(f"{key} was told {client.token_ids}, the twin has {request.tokens}")
 
-    def settle(self, key: Key) -> None:
+    def _check_end(self, client: Client) -> None:
         """A client that has its end has the one that the twin says, and the model's own tokens."""
-        client = self.clients[key]
         assert client.finish is not None
+        key = (client.admit.request_id, client.admit.choice)
         _, end, output, num_cached = self.twin.state.ends[key]
         finish = client.finish
-        assert (finish.reason, finish.stop_reason) == (end.reason, end.stop_reason), f"{key}: {finish}, {vars(end)}"
+        assert (finish.reason, finish.stop_reason) == (end.reason, end.stop_reason), f"{key}: {finish}, {end}"
         assert client.token_ids == output
         assert finish.usage.completion_tokens == len(output)
         assert finish.usage.prompt_tokens == len(client.admit.prompt_token_ids)
@@ -176,7 +183,23 @@ class World:
                 self.deliver()
         for key, client in self.clients.items():
             assert not client.is_live, f"{key} was never ended"
-            if client.finish is not None:
-                self.settle(key)
         assert not self.twin.state.live
         assert self.scheduler.statistics().num_free_blocks == self.limits.num_blocks
+
+    def story(self) -> list[str]:
+        """The limits, the last events and plans, for people."""
+        lines = [brief(self.limits)]
+        for now_ns, item in self._story:
+            if isinstance(item, TwinPlan):
+                lines += [f"{now_ns}:   {line}" for line in item.lines()]
+            else:
+                lines.append(f"{now_ns}: {brief(item)}")
+        return lines
+
+    def new_name(self) -> str:
+        self.num_named += 1
+        return f"r{self.num_named}"
+
+    def copy(self, admit: Admit, name: str, choice: int) -> Admit:
+        """The same prompt and parameters, another request."""
+        return msgspec.structs.replace(admit, request_id=name, choice=choice)
