@@ -7,10 +7,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from hashlib import sha256
-
-import numpy as np
 
 ROOT_KEY = bytes(32)
 
@@ -47,10 +46,14 @@ class BlockKeys:
         done = len(self._keys)
         if done < num_blocks:
             size = self._block_size
-            tokens = np.array(token_ids[done * size : num_blocks * size], dtype="<i4").tobytes()
+            tokens = array("i", token_ids[done * size : num_blocks * size]).tobytes()
             assert len(tokens) == 4 * size * (num_blocks - done), "a block is not full"
             parent = self._keys[-1] if self._keys else ROOT_KEY
             for at in range(0, len(tokens), 4 * size):
                 parent = block_key(parent, self._extra, tokens[at : at + 4 * size])
                 self._keys.append(parent)
         return self._keys
+
+    def forget_from(self, num_tokens: int) -> None:
+        """Tokens from this position on may become others."""
+        del self._keys[num_tokens // self._block_size :]

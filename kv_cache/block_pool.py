@@ -99,6 +99,10 @@ class BlockPool:
         """Nobody uses the block."""
         return self._ref_cnt[block] == 0
 
+    def num_users(self, block: int) -> int:
+        """Requests and transfers that hold the block."""
+        return self._ref_cnt[block]
+
     def forget_keys(self) -> None:
         """Empty the prefix cache: no block can be hit any more. Owners are not touched."""
         self._keys = [None] * self.num_blocks

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ..errors import ProtocolViolation
 from ..mailbox.messages.requests import Finish
 from ..mailbox.messages.steps import StepOutcome, StepResult
+from .loading import lose_loaded
 from .request import Request, RequestState
 from .state import SchedulerState
 
@@ -71,6 +72,7 @@ def roll_back(state: SchedulerState) -> None:
     """What ran goes back to the head of waiting in its order; no block can be hit, and the worker has no rows."""
     for request in reversed(list(state.running.values())):
         state.preempt(request)
+    lose_loaded(state)
     state.pool.forget_keys()
     state.rows.forget_removed()
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from ..mailbox.messages.admission import Admit, Stop
 from ..mailbox.messages.requests import Abort, Finish, Refused
 from .request import Request, RequestState
+from .sessions import cut_turn
 from .state import SchedulerState
 from .stop import Ending, ending_of
+from .waiting_for_grammar import await_grammar
 
 
 def take_in(state: SchedulerState, admit: Admit) -> None:
@@ -17,9 +19,13 @@ def take_in(state: SchedulerState, admit: Admit) -> None:
     """
     known = state.find(admit.request_id, admit.choice)
     if known is not None:
-        if admit.attempt > known.attempt:
+        if admit.attempt <= known.attempt:
+            return
+        if not known.is_session:
             _take_over(state, known, admit)
-        return
+            return
+        # What its client has may lie turns back: it begins anew, and finds in the cache what it had computed.
+        state.end(known, RequestState.ABORTED)
     request = Request(admit, state.limits)
     state.outbox.drop(request.key)  # what is left of an attempt that has ended here, but not at the client
     if admit.attempt == 1 and (refused := _refusal(state, request)) is not None:
@@ -29,7 +35,7 @@ def take_in(state: SchedulerState, admit: Admit) -> None:
     _, sentence = state.verdicts.get(request.key, (0, None)) if admit.attempt > 1 else (0, None)
     ending = _ended_before(request) if sentence is None else Ending(RequestState.ERROR)
     if ending is None:
-        state.enqueue(request)
+        _begin(state, request, is_paused=admit.is_paused)
         return
     request.state = ending.state
     state.counters.num_finished += 1
@@ -37,12 +43,26 @@ def take_in(state: SchedulerState, admit: Admit) -> None:
     state.outbox.finish(request, finish)
 
 
+def _begin(state: SchedulerState, request: Request, *, is_paused: bool) -> None:
+    state.take_in(request)
+    if is_paused:
+        state.pause(request)
+        return
+    state.enqueue(request)
+    if request.grammar_key:
+        await_grammar(state, request)
+
+
 def stop(state: SchedulerState, event: Stop) -> None:
     """The tokenizer found a stop string: whatever comes after it is not wanted. The client is told by the tokenizer."""
     request = state.find(event.request_id, event.choice)
-    if request is not None and request.attempt <= event.attempt:
-        state.end(request, RequestState.STOPPED)
-        state.outbox.drop(request.key)
+    if request is None or request.attempt > event.attempt:
+        return
+    if request.is_open:
+        cut_turn(state, request, event.position)
+        return
+    state.end(request, RequestState.STOPPED)
+    state.outbox.drop(request.key)
 
 
 def abort(state: SchedulerState, event: Abort) -> None:
@@ -73,7 +93,7 @@ def _ended_before(request: Request) -> Ending | None:
     """How a request ends that needs no token more; None: it needs some."""
     if not 0 < request.num_prompt_tokens < request.max_total_tokens:
         return Ending(RequestState.IGNORED)  # nothing to compute, or the prompt and one token can never fit
-    return ending_of(request) if request.num_output_tokens else None
+    return ending_of(request) if request.num_turn_tokens and not request.is_open else None
 
 
 def _refusal(state: SchedulerState, request: Request) -> Refused | None:

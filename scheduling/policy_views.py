@@ -41,7 +41,7 @@ class OrderView(NamedTuple):
 
 
 class Order(NamedTuple):
-    """Who is admitted next. FCFS: one line, rank = (1, order of coming), preempted ones before: (0, order of coming)."""
+    """Who is admitted next. FCFS: one line; rank (1, 0, order of coming), preempted ones before: (0, 0, the same)."""
 
     line_of: Callable[[Request], str]
     rank: Callable[[Request], Rank]
@@ -57,6 +57,8 @@ class VictimView(NamedTuple):
 
     num_won_blocks: Callable[[Request], int]
     """Blocks that nobody else uses: what its going would free."""
+    block_size: int
+    """Tokens a block."""
 
 
 ChooseVictim = Callable[[Sequence[Request], VictimView], Request]
@@ -81,5 +83,5 @@ class AdmissionView(NamedTuple):
 
 BlocksWanted = Callable[[Request, int, int, AdmissionView], int]
 """(request, num_cached_tokens, num_first_tokens, view) -> blocks that must be free in the pool for it, beside the cached
-ones, to be admitted: at least those for its first `num_first_tokens` behind the cached ones, at most what makes it
-certain to be admitted when the pool is empty."""
+ones: at least those for its first `num_first_tokens` behind the cached ones, at most what makes it certain to be
+admitted when the pool is empty."""

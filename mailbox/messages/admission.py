@@ -47,6 +47,10 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=20):
     """Tokens of the prompt whose keys and values a connector can load, from the beginning on."""
     is_session: bool = False
     """Where it would end it waits for more input, until the last `AddInput`."""
+    num_earlier_tokens: int = 0
+    """Of a resumed session, whose prompt is all up to its last input: the output tokens that stand in it."""
+    is_paused: bool = False
+    """Of a resumed session: it waits for input, and everything it has is in the prompt."""
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=21):
@@ -85,8 +89,8 @@ class TokenDeltas(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22
     logprobs: dict[int, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     """In the delta with a request's first token, if asked for: one entry for each prompt token but the first."""
-    pauses: dict[int, Finish] = {}
-    """Row index -> why a streaming session waits for input now; its tokens so far have all been sent."""
+    pauses: dict[int, list[Finish]] = {}
+    """Row index -> ends of turns of a streaming session, each behind its `usage.completion_tokens` output tokens."""
 
 
 TokenizerToScheduler = Admit | AddInput | Stop | Abort | Explain

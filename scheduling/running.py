@@ -1,0 +1,132 @@
+"""The rows that run already: who has to go, and what each of the others computes in the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .loading import lose_one_loaded
+from .plan_builder import PlanBuilder, Share
+from .preemption import preempt_one
+from .request import Request
+from .row_arrays import Int32s
+from .state import SchedulerState
+
+
+class _Wanted(NamedTuple):
+    """Of n rows that can be planned, in plan order."""
+
+    rows: Int32s
+    num_tokens: Int32s
+    """What each computes under the budget; 0: nothing."""
+    num_left: Int32s
+    """Tokens until it can sample."""
+    num_blocks: Int32s
+    """Blocks that it has to get for them."""
+
+
+def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
+    """Give every running request what it needs while the budget lasts; True if one was preempted.
+
+    Each gets at least 1 token if there are no more rows than budget, for one token is kept for each that comes behind;
+    one that gets nothing is skipped. If blocks run out, victims go until the others fit: before anything is planned, so
+    that no victim stands in the plan. During a trial only the group that is tried runs.
+    """
+    has_preempted = False
+    wanted = _wanted(state)
+    while int(wanted.num_blocks.sum()) > state.pool.num_free:
+        if preempt_one(state):
+            has_preempted = True
+        elif not lose_one_loaded(state):
+            # Alone every request fits, but what is on its way from elsewhere holds blocks until it is there.
+            wanted = wanted._replace(num_tokens=np.zeros_like(wanted.num_tokens), num_blocks=np.zeros_like(wanted.rows))
+            break
+        wanted = _wanted(state)
+    _schedule(state, plan, wanted)
+    _cache_full_blocks(state)
+    return has_preempted
+
+
+def _wanted(state: SchedulerState) -> _Wanted:
+    arrays, limits = state.rows, state.limits
+    rows = _rows_in_order(state)
+    num_known = arrays.num_tokens[rows] + arrays.num_in_flight[rows]
+    num_drafts = arrays.num_drafts[rows]
+    can_go = num_known < arrays.max_total[rows]
+    if num_drafts.any():
+        can_go &= (num_drafts == 0) | (arrays.num_in_flight[rows] == 0)
+    if not can_go.all():
+        rows, num_known, num_drafts = rows[can_go], num_known[can_go], num_drafts[can_go]
+    num_computed = arrays.num_computed[rows]
+    num_left = num_known - num_computed
+    num_tokens = _under_budget(np.minimum(num_left + num_drafts, limits.max_chunk), limits.max_num_batched_tokens)
+    num_blocks = -(-(num_computed + num_tokens) // limits.block_size) - arrays.num_blocks[rows]
+    return _Wanted(rows, num_tokens, num_left, np.maximum(num_blocks, 0))
+
+
+def _rows_in_order(state: SchedulerState) -> Int32s:
+    if not state.trial.is_active and not state.policies.order.sorts_running:
+        return state.rows.in_order()
+    requests: Sequence[Request] = state.running_in_order()
+    if state.trial.is_active:
+        requests = [request for request in requests if request.key in state.trial.group]
+    return np.array([request.row for request in requests], np.int32)
+
+
+def _under_budget(num_tokens: Int32s, budget: int) -> Int32s:
+    """What each of n rows that want `num_tokens[i]` >= 1 gets: in order, but one token is kept for each behind it.
+
+    Budget 10: [8, 8, 1] -> [8, 1, 1]; budget 2: [1, 1, 1] -> [1, 1, 0].
+    """
+    num_rows = len(num_tokens)
+    if int(num_tokens.sum()) <= budget:
+        return num_tokens
+    if num_rows >= budget:
+        return (np.arange(num_rows) < budget).astype(np.int32)
+    beyond_one = np.minimum(np.cumsum(num_tokens - 1, dtype=np.int64), budget - num_rows)
+    return (1 + np.diff(beyond_one, prepend=0)).astype(np.int32)
+
+
+def _schedule(state: SchedulerState, plan: PlanBuilder, wanted: _Wanted) -> None:
+    rows, num_tokens, num_left, num_blocks = wanted
+    if not num_tokens.all():
+        is_planned = num_tokens > 0
+        rows, num_tokens, num_left, num_blocks = (part[is_planned] for part in wanted)
+    if not len(rows):
+        return
+    arrays = state.rows
+    is_growing = np.flatnonzero(num_blocks)
+    if len(is_growing):
+        _give_blocks(state, plan, rows[is_growing], num_blocks[is_growing])
+    requests = arrays.of(rows)
+    if arrays.num_drafts[rows].any():
+        num_drafts = np.maximum(num_tokens - num_left, 0).astype(np.int32)
+        drafts = [request.take_drafts(count) for request, count in zip(requests, num_drafts.tolist(), strict=True)]
+        draft_ids = [token_id for part in drafts for token_id in part]
+        state.counters.num_draft_tokens += len(draft_ids)
+        plan.schedule(Share(requests, rows, num_tokens, num_tokens >= num_left, num_drafts, draft_ids))
+    else:
+        plan.schedule(Share(requests, rows, num_tokens, num_tokens == num_left))
+
+
+def _give_blocks(state: SchedulerState, plan: PlanBuilder, rows: Int32s, num_blocks: Int32s) -> None:
+    block_ids = state.pool.allocate(int(num_blocks.sum()))
+    at = 0
+    for request, count in zip(state.rows.of(rows), num_blocks.tolist(), strict=True):
+        request.block_ids += block_ids[at : at + count]
+        at += count
+    state.rows.num_blocks[rows] += num_blocks
+    plan.append_blocks(rows, num_blocks, block_ids)
+
+
+def _cache_full_blocks(state: SchedulerState) -> None:
+    """Of all rows that have filled a block since the last plan."""
+    if not state.limits.prefix_caching:
+        return
+    arrays = state.rows
+    rows = arrays.in_order()
+    num_full = np.minimum(arrays.num_computed[rows], arrays.num_tokens[rows]) // state.limits.block_size
+    for request in arrays.of(rows[num_full > arrays.num_registered[rows]]):
+        state.cache_full_blocks(request)
