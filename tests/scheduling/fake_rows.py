@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from callboard.mailbox.messages.admission import Admit
 from callboard.mailbox.messages.requests import TokenLogprobs
 from callboard.mailbox.messages.steps import NewRow, PromptLogprobs, StepPlan, StepResult
 from callboard.tests.scheduling.fake_model import VOCAB, next_token, prompt_entries
@@ -23,10 +24,10 @@ def drafts_of(plan: StepPlan) -> list[list[int]]:
 
 
 class Row:
-    """A row of the persistent batch."""
+    """A row of the persistent batch, and what was admitted for it."""
 
-    def __init__(self, new: NewRow) -> None:
-        self.run, self.choice, self.sampling = new.run, new.choice, new.sampling
+    def __init__(self, new: NewRow, admit: Admit) -> None:
+        self.run, self.choice, self.sampling, self.admit = new.run, new.choice, new.sampling, admit
         self.num_prompt_tokens = new.num_prompt_tokens
         self.token_ids, self.block_ids = ints(new.token_ids), ints(new.block_ids)
 
@@ -59,22 +60,23 @@ class Results:
     def add(self, run: int, position: int, token_ids: list[int], num_logprobs: int | None) -> None:
         """A row's tokens, the first of them at `position`."""
         if num_logprobs is not None:
-            assert len(token_ids) == 1, "log-probabilities behind drafts are not faked"
-            self._wanted.append((len(self._runs), num_logprobs))
+            first = sum(map(len, self._tokens))
+            self._wanted += [(first + index, num_logprobs) for index in range(len(token_ids))]
         self._runs.append(run)
         self._positions.append(position)
         self._tokens.append(token_ids)
 
     def build(self, plan: StepPlan, now_ns: int, prompt_logprobs: PromptLogprobs | None) -> StepResult:
         width = max((count for _, count in self._wanted), default=0)
-        sampled = [self._tokens[index][0] for index, _ in self._wanted]
+        token_ids = [token_id for row in self._tokens for token_id in row]
+        sampled = [token_ids[index] for index, _ in self._wanted]
         top = [[(token_id + rank) % VOCAB for rank in range(width)] for token_id in sampled]
         return StepResult(
             epoch=plan.epoch,
             step=plan.step,
             runs=np.array(self._runs, "<i8").tobytes(),
             positions=np.array(self._positions, "<i4").tobytes(),
-            token_ids=np.array([token_id for row in self._tokens for token_id in row], "<i4").tobytes(),
+            token_ids=np.array(token_ids, "<i4").tobytes(),
             start_ns=now_ns,
             end_ns=now_ns,
             logprob_rows=np.array([index for index, _ in self._wanted], "<i4").tobytes(),

@@ -76,7 +76,8 @@ def make_admit(request_id: str, prompt: list[int], **changes: object) -> Admit:
 
 
 class FakeWorker:
-    """Executes plans in order, as data. `admits` maps request keys to what was admitted, for salts and limits.
+    """Executes plans in order, as data. `admits` maps request keys to what was admitted, for salts and limits; `turns`
+    those of sessions, by the length of their prompts, to what each turn would be as a request of its own.
 
     A step that computes the position that `raises` has for a request fails, as do the next `num_to_fail`; until a fresh
     plan comes what stands behind it is void. What a failed step wrote is garbage.
@@ -84,6 +85,7 @@ class FakeWorker:
 
     def __init__(self, limits: SchedulerLimits, admits: dict[Key, Admit], epoch: int) -> None:
         self.limits, self.admits, self.epoch = limits, admits, epoch
+        self.turns: dict[tuple[Key, int], Admit] = {}
         self.rows: dict[int, Row] = {}
         self.keys: dict[int, Key] = {}
         self.kv: dict[tuple[int, int], int] = {}
@@ -143,12 +145,13 @@ class FakeWorker:
         for new in plan.new_rows:
             assert 0 <= new.row < self.limits.max_num_seqs and new.row not in self.rows, "the row is taken"
             key = (new.request_id, new.choice)
-            admit = self.admits[key]
+            admit = self.turns.get((key, new.num_prompt_tokens), self.admits[key])
             token_ids = ints(new.token_ids)
             assert new.num_prompt_tokens == len(admit.prompt_token_ids)
             assert token_ids[: new.num_prompt_tokens] == list(admit.prompt_token_ids)
             assert new.sampling == true_row_sampling(admit, len(token_ids) > new.num_prompt_tokens)
-            self.rows[new.row] = Row(new)
+            assert new.num_earlier_tokens == admit.num_earlier_tokens
+            self.rows[new.row] = Row(new, admit)
             self.keys[new.run] = key
         known = [
             len(new.token_ids) // 4 + TOKENS_PER_SAMPLING_ENTRY * new.sampling.num_entries for new in plan.new_rows
@@ -168,8 +171,8 @@ class FakeWorker:
         drafts = drafts_of(plan)
         self._drafted.append({row for row, guesses in zip(rows, drafts, strict=True) if guesses})
         own = [
-            contents(self.rows[row].token_ids + guesses, self.admits[self.keys[run]].cache_salt)
-            for row, run, guesses in zip(rows, runs, drafts, strict=True)
+            contents(self.rows[row].token_ids + guesses, self.rows[row].admit.cache_salt)
+            for row, guesses in zip(rows, drafts, strict=True)
         ]
         writer: dict[int, int] = {}
         for index, (row, run, start, count) in enumerate(zip(rows, runs, starts, counts, strict=True)):
@@ -196,7 +199,7 @@ class FakeWorker:
         if not has_tokens_for_all or self.may_starve is None or plan.step in self.may_starve:
             return
         for row in self.rows.keys() - set(rows) - set().union(*self._drafted):
-            admit = self.admits[self.keys[self.rows[row].run]]
+            admit = self.rows[row].admit
             most = len(admit.prompt_token_ids) + (admit.sampling.max_tokens or 0)
             assert len(self.rows[row].token_ids) == min(most, self.limits.max_total_tokens), "a row starves"
 
@@ -205,7 +208,6 @@ class FakeWorker:
         results = Results()
         samples = np.frombuffer(plan.samples, np.bool_).tolist()
         for (row, run, start, count, drafts), is_sampled in zip(run_rows, samples, strict=True):
-            admit = self.admits[self.keys[run]]
             position = start + count - len(drafts)
             assert is_sampled == (position == len(row.token_ids)), "a row samples before its last known token"
             if not is_sampled:
@@ -213,9 +215,9 @@ class FakeWorker:
             sampled = row.sample(drafts)
             last = position + len(drafts)
             assert last < self.limits.max_total_tokens, "sampled past the model's length"
-            assert admit.sampling.max_tokens is not None
-            assert last - len(admit.prompt_token_ids) < admit.sampling.max_tokens, "sampled past max_tokens"
-            results.add(run, position, sampled, admit.sampling.logprobs)
+            assert row.admit.sampling.max_tokens is not None
+            assert last - row.num_prompt_tokens < row.admit.sampling.max_tokens, "sampled past max_tokens"
+            results.add(run, position, sampled, row.admit.sampling.logprobs)
         pieces = [(row, run, start, count) for row, run, start, count, _ in run_rows]
         return results.build(plan, now_ns, describe_prompts(pieces))
 

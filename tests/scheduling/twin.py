@@ -9,21 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from callboard.mailbox.messages.transfers import LoadBlocks
 from callboard.scheduling.events import Event
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.tests.scheduling import twin_policies as policies
-from callboard.tests.scheduling.twin_events import apply, end_overdue
+from callboard.tests.scheduling.twin_events import apply, deadline_of, end_overdue
 from callboard.tests.scheduling.twin_plan import TwinNewRow, TwinPlan, TwinRow
-from callboard.tests.scheduling.twin_request import RUNNING, Key, TwinRequest
-from callboard.tests.scheduling.twin_state import TwinState
+from callboard.tests.scheduling.twin_request import FOR_REMOTE_KV, RUNNING, Key, TwinRequest
+from callboard.tests.scheduling.twin_state import TwinLoad, TwinState
 
 
 class Twin:
-    """`step` as the scheduler's; `note_runs` after each plan."""
+    """`step` as the scheduler's; `note_runs` after each plan, `note_loads` after each `collect`."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
         self.state = TwinState(limits)
+        self.used_transfers: set[int] = set()
 
     def step(self, now_ns: int, events: Sequence[Event]) -> TwinPlan | None:
         """What the scheduler's plan must be."""
@@ -35,12 +37,16 @@ class Twin:
         if state.epoch is None or len(state.in_flight) >= self.limits.pipeline_depth:
             return None
         plan = TwinPlan()
-        has_preempted = self._make_room()
-        self._plan_running(plan)
-        if not has_preempted:
+        is_room, was_short = self._is_room_made()
+        if is_room:
+            self._plan_running(plan)
+        for request in state.running:
+            state.label_blocks(request)
+        if not was_short:
             self._admit_waiting(plan)
         if not plan.rows:
             return None
+        state.share = policies.share_after_step(state.share)
         state.in_flight.append([state.live[row.key] for row in plan.rows])
         return plan
 
@@ -51,51 +57,73 @@ class Twin:
             self.state.used_runs.add(run)
             self.state.request_of_run[run] = self.state.live[key]
 
-    def _shares(self, *, with_drafts: bool) -> list[tuple[TwinRequest, int, int]]:
+    def note_loads(self, loads: Sequence[LoadBlocks]) -> None:
+        """The scheduler's numbers of the transfers that begin, which must be those that the twin has begun."""
+        begun, self.state.new_loads = self.state.new_loads, []
+        got = [(load.request_id, load.choice, load.num_tokens, load.block_ids) for load in loads]
+        assert got == [(*load.key, load.num_tokens, load.blocks) for load in begun], f"{got} are to be loaded"
+        for message, load in zip(loads, begun, strict=True):
+            assert message.transfer not in self.used_transfers, f"transfer {message.transfer} was used before"
+            self.used_transfers.add(message.transfer)
+            self.state.loads[message.transfer] = load
+
+    def next_deadline_ns(self) -> float:
+        """When something ends by itself."""
+        live = self.state.live.values()
+        return min((*map(deadline_of, live), *(r.orphan[0] for r in live if r.orphan)), default=float("inf"))
+
+    # Rows that run
+
+    def _shares(self) -> list[tuple[TwinRequest, int, int]]:
         """Each row that computes something, its tokens, and how many of them are drafts. A token is kept for each row
         that comes behind."""
         budget = self.limits.max_num_batched_tokens
-        rows = [r for r in policies.plan_order(self.limits.policy, self.state.running) if r.can_be_planned]
+        rows = [request for request in policies.plan_order(self.state) if request.can_be_planned]
         shares = []
         for index, request in enumerate(rows):
             most = max(1, budget - (len(rows) - index - 1))
             most = min(most, self.limits.long_prefill_token_threshold or most, budget)
             if most == 0:
                 break
-            num_tokens = min(request.num_missing, most)
-            num_drafts = 0
-            if with_drafts and request.num_missing == 1 and not request.num_pending:
-                room = request.max_total - len(request.tokens) - 1
-                num_drafts = min(len(request.drafts), most - 1, room)
-            shares.append((request, num_tokens + num_drafts, num_drafts))
-            budget -= num_tokens + num_drafts
+            num_tokens = min(request.num_missing + len(request.drafts), most)
+            shares.append((request, num_tokens, max(0, num_tokens - request.num_missing)))
+            budget -= num_tokens
         return shares
 
-    def _num_new_blocks(self, shares: list[tuple[TwinRequest, int, int]]) -> int:
-        needed = [self.state.pool.blocks_for(r.num_computed + num_tokens) for r, num_tokens, _ in shares]
-        return sum(max(0, n - len(r.blocks)) for n, (r, _, _) in zip(needed, shares, strict=True))
+    def _num_new_blocks(self) -> int:
+        """Blocks that the rows lack for what they would compute."""
+        pool = self.state.pool
+        return sum(
+            max(0, pool.blocks_for(request.num_computed + num_tokens) - len(request.blocks))
+            for request, num_tokens, _ in self._shares()
+        )
 
-    def _make_room(self) -> bool:
-        """Take blocks from the running until what the rest needs is there; True if somebody lost his."""
+    def _is_room_made(self) -> tuple[bool, bool]:
+        """Blocks are taken from the running until what the others need is there, then from what was loaded for those
+        that wait. Whether there is room now, and whether blocks were short."""
+        state, is_short = self.state, False
+        while self._num_new_blocks() > len(state.pool.free):
+            is_short = True
+            loaded = [request for request in state.waiting() if request.blocks]
+            if len(state.running) > 1:
+                self._preempt(policies.victim(state))
+            elif loaded:
+                state.drop_loaded(loaded[-1])
+            else:
+                return False, True  # what is being loaded for others must come first
+        return True, is_short
+
+    def _preempt(self, victim: TwinRequest) -> None:
         state = self.state
-        num_before = state.num_preemptions
-        while self._num_new_blocks(self._final_shares()) > len(state.pool.free):
-            state.preempt(
-                policies.victim(self.limits.preemption, policies.plan_order(self.limits.policy, state.running))
-            )
-            state.num_preemptions += 1
-        return state.num_preemptions > num_before
-
-    def _final_shares(self) -> list[tuple[TwinRequest, int, int]]:
-        """Drafts only if there are blocks for all of them."""
-        shares = self._shares(with_drafts=True)
-        if self._num_new_blocks(shares) > len(self.state.pool.free):
-            shares = self._shares(with_drafts=False)
-        return shares
+        state.preempt(victim)
+        state.num_preemptions += 1
+        victim.num_preemptions += 1
+        if self.limits.admission == "estimate":
+            state.share = policies.share_after_retract(state)
 
     def _plan_running(self, plan: TwinPlan) -> None:
         pool = self.state.pool
-        for request, num_tokens, num_drafts in self._final_shares():
+        for request, num_tokens, num_drafts in self._shares():
             num_blocks = pool.blocks_for(request.num_computed + num_tokens)
             grown = pool.take(max(0, num_blocks - len(request.blocks)))
             request.blocks = request.blocks + grown
@@ -110,48 +138,83 @@ class Twin:
         request.num_pending += samples
         request.num_drafts_in_flight = num_drafts
         request.drafts = []
-        self.state.label_blocks(request)
+        self.state.num_drafts += num_drafts
+
+    # Rows that are new
 
     def _admit_waiting(self, plan: TwinPlan) -> None:
         """One after the other, until budget, rows, blocks or the message's room are used up."""
         state = self.state
         while state.num_free_rows:
             budget = self.limits.max_num_batched_tokens - sum(row.num_tokens for row in plan.rows)
-            request = policies.next_to_admit(self.limits.policy, state.could_go())
+            request = policies.next_to_admit(state)
             if request is None or not budget or not self._fits_in_message(plan, request):
                 return
+            if (num_loadable := self._num_loadable(request)) > 0:
+                if not self._has_room(request, 0, num_loadable, []):
+                    return
+                self._begin_loading(request, num_loadable)
+                continue
             num_tokens = self._take_first_blocks(request, budget)
             if not num_tokens:
                 return
-            if request.num_cached_tokens is None:
-                request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
-                state.num_admitted += 1
-                state.num_prompt_tokens += request.num_prompt_tokens
-            request.state = RUNNING
-            state.running.append(request)
+            self._start(request)
             plan.new_rows.append(TwinNewRow(request.key, request.attempt, tuple(request.tokens), tuple(request.blocks)))
             self._run(plan, request, num_tokens)
+            state.label_blocks(request)
 
     def _fits_in_message(self, plan: TwinPlan, request: TwinRequest) -> bool:
         """The first new row always may go."""
         others = [self.state.live[new.key] for new in plan.new_rows]
         return not others or sum(r.num_plan_tokens for r in [*others, request]) <= self.limits.plan_tokens
 
+    def _num_loadable(self, request: TwinRequest) -> int:
+        """Tokens, in whole blocks, that are better loaded than found or computed; one must be left to compute."""
+        size = self.limits.block_size
+        num_loadable = min(request.num_remote_tokens, len(request.tokens) - 1) // size * size
+        num_here = max(len(self.state.cached_blocks(request)) * size, request.num_loaded)
+        return 0 if request.gathers or num_loadable <= num_here else num_loadable
+
+    def _begin_loading(self, request: TwinRequest, num_tokens: int) -> None:
+        """Into blocks of the transfer's own; it is tried once."""
+        state = self.state
+        request.num_remote_tokens = 0
+        request.state = FOR_REMOTE_KV
+        state.new_loads.append(TwinLoad(request, num_tokens, state.pool.take(state.pool.blocks_for(num_tokens))))
+
+    def _has_room(self, request: TwinRequest, num_cached: int, num_tokens: int, found: list[int]) -> bool:
+        """The pool has what the admission rule wants, and keeps the watermark's share while something runs."""
+        num_wanted = policies.blocks_wanted(self.state, request, num_cached, num_tokens)
+        num_kept = int(self.limits.watermark * self.limits.num_blocks) if self.state.running else 0
+        return len([block for block in self.state.pool.free if block not in found]) - num_wanted >= num_kept
+
     def _take_first_blocks(self, request: TwinRequest, budget: int) -> int:
-        """The cached prefix and the first chunk, whose length this is; 0: it does not fit, and has nothing."""
-        pool, limits = self.state.pool, self.limits
-        found = [] if request.gathers else pool.find(request.tokens, request.admit.cache_salt)
-        num_cached = len(found) * limits.block_size
+        """What was loaded, or the cached prefix, and the first chunk, whose length this is; 0: it does not fit."""
+        state, limits = self.state, self.limits
+        pool, held = state.pool, request.blocks
+        found = [] if held else state.cached_blocks(request)
+        num_cached = len(held + found) * limits.block_size
         num_tokens = min(len(request.tokens) - num_cached, limits.long_prefill_token_threshold or budget, budget)
-        num_wanted = policies.blocks_wanted(limits, pool, request, num_cached, num_tokens)
-        num_kept = int(limits.watermark * limits.num_blocks) if self.state.running else 0
-        if len([b for b in pool.free if b not in found]) - num_wanted < num_kept:
+        if not self._has_room(request, num_cached, num_tokens, found):
             return 0
         pool.share(found)
-        request.blocks = found + pool.take(pool.blocks_for(num_cached + num_tokens) - len(found))
+        num_new = pool.blocks_for(num_cached + num_tokens) - len(held + found)
+        request.blocks = held + found + pool.take(num_new)
         request.num_computed = num_cached
-        request.num_labelled = len(found)
+        request.num_labelled = len(held + found)
         if limits.prefix_caching and not request.gathers:
-            self.state.num_asked_tokens += len(request.tokens)
-            self.state.num_hit_tokens += num_cached
+            state.num_asked_tokens += len(request.tokens)
+            state.num_hit_tokens += num_cached
         return num_tokens
+
+    def _start(self, request: TwinRequest) -> None:
+        state = self.state
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
+            state.num_admitted += 1
+            state.num_prompt_tokens += request.num_prompt_tokens
+            state.served[request.admit.tenant] += request.num_prompt_tokens
+        request.state = RUNNING
+        request.was_preempted = False
+        request.num_loaded = 0
+        state.running.append(request)

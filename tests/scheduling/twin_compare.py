@@ -12,7 +12,7 @@ from callboard.scheduling.scheduler import Scheduler
 from callboard.tests.scheduling.fake_rows import drafts_of, ints
 from callboard.tests.scheduling.twin import Twin
 from callboard.tests.scheduling.twin_plan import TwinNewRow, TwinPlan, TwinRow
-from callboard.tests.scheduling.twin_request import Key
+from callboard.tests.scheduling.twin_request import FOR_INPUT, Key
 
 
 class Difference(AssertionError):
@@ -89,6 +89,8 @@ def scheduler_lines(scheduler: Scheduler) -> list[str]:
         f"preempted {numbers.num_preemptions} finished {numbers.num_finished} admitted {numbers.num_admitted}",
         f"hits {numbers.prefix_cache_hits} of {numbers.prefix_cache_queries}",
         f"tokens in {numbers.prompt_tokens} out {numbers.generation_tokens}",
+        f"paused {numbers.num_paused} late {numbers.num_timed_out}",
+        f"drafts {numbers.num_draft_tokens} accepted {numbers.num_accepted_tokens}",
     ]
 
 
@@ -108,6 +110,8 @@ def twin_lines(twin: Twin) -> list[str]:
         f"preempted {state.num_preemptions} finished {state.num_finished} admitted {state.num_admitted}",
         f"hits {state.num_hit_tokens} of {state.num_asked_tokens}",
         f"tokens in {state.num_prompt_tokens} out {state.num_generated_tokens}",
+        f"paused {len([r for r in state.live.values() if r.state == FOR_INPUT])} late {state.num_timed_out}",
+        f"drafts {state.num_drafts} accepted {state.num_accepted}",
     ]
 
 

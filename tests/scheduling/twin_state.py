@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from collections import deque
+from fractions import Fraction
+from typing import NamedTuple
 
+from callboard.mailbox.messages.admission import Admit
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.tests.scheduling.twin_pool import TwinPool
-from callboard.tests.scheduling.twin_request import FOR_INPUT, PREEMPTED, RUNNING, WAITING, Key, TwinEnd, TwinRequest
+from callboard.tests.scheduling.twin_request import (
+    FOR_INPUT,
+    FOR_REMOTE_KV,
+    PREEMPTED,
+    RUNNING,
+    WAITING,
+    Key,
+    TwinEnd,
+    TwinRequest,
+)
 
 
 class TwinLoad:
     """A transfer under way; its blocks are its own, whatever becomes of the request."""
 
-    def __init__(self, number: int, request: TwinRequest, num_tokens: int) -> None:
-        self.number, self.request, self.num_tokens = number, request, num_tokens
-        self.blocks = request.blocks
+    def __init__(self, request: TwinRequest, num_tokens: int, blocks: list[int]) -> None:
+        self.request: TwinRequest | None = request
+        self.key, self.num_tokens, self.blocks = request.key, num_tokens, blocks
+
+
+class Told(NamedTuple):
+    """What a client is told at the end, or at the end of a turn."""
+
+    end: TwinEnd
+    num_output_tokens: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
 
 
 class TwinState:
@@ -32,38 +53,76 @@ class TwinState:
         self.in_flight: deque[list[TwinRequest]] = deque()
         """Requests of the plans without a result, oldest plan first."""
         self.epoch: int | None = None
-        self.num_come = 0
-        self.grammars: dict[str, str | None] = {}
-        """Known ones: None if ready, else the sentence."""
+        self.num_come = self.num_waits = 0
+        self.grammars: dict[str, bool] = {}
+        """Whether those that are known are good."""
+        self.new_loads: list[TwinLoad] = []
         self.loads: dict[int, TwinLoad] = {}
-        self.ends: dict[Key, tuple[int, TwinEnd, list[int], int]] = {}
-        """Of what was ended here: attempt, how, output, cached tokens."""
+        """By the number that the scheduler gave it."""
+        self.served: dict[str, int] = {}
+        """Tokens by tenant."""
+        self.share = Fraction(7, 10)
+        """Of the output that may still come, what is reckoned with."""
+        self.turns: dict[tuple[Key, int], Admit] = {}
+        """Turns of sessions, by their prompt's length, each as a request of its own."""
+        self.ends: dict[Key, tuple[Told, list[int]]] = {}
+        """Of what was ended here, with all output."""
+        self.pauses: dict[Key, list[Told]] = {}
         self.refused: dict[Key, str] = {}
         """Code of the refusal."""
-        self.num_preemptions = self.num_finished = self.num_admitted = 0
+        self.num_preemptions = self.num_finished = self.num_admitted = self.num_timed_out = 0
         self.num_asked_tokens = self.num_hit_tokens = self.num_prompt_tokens = self.num_generated_tokens = 0
+        self.num_drafts = self.num_accepted = 0
+
+    # What can be asked
 
     def waiting(self) -> list[TwinRequest]:
-        """All that are live and do not run, but for sessions that wait for their client."""
-        return [r for r in self.live.values() if r.state not in (RUNNING, FOR_INPUT)]
+        """All that are live and do not run, but for sessions that wait for their client; who waits longest first."""
+        waiting = [r for r in self.live.values() if r.state not in (RUNNING, FOR_INPUT)]
+        return sorted(waiting, key=lambda request: request.waits_since)
 
     def could_go(self) -> list[TwinRequest]:
         """Those of the waiting that wait for nothing but their turn."""
         return [r for r in self.live.values() if r.state in (WAITING, PREEMPTED)]
 
+    def cached_blocks(self, request: TwinRequest) -> list[int]:
+        """Blocks that its tokens begin with, if it may use any."""
+        return [] if request.gathers else self.pool.find(request.tokens, request.admit.cache_salt)
+
     @property
     def num_free_rows(self) -> int:
         return self.limits.max_num_seqs - len(self.running)
 
-    def enqueue(self, request: TwinRequest, state: str) -> None:
+    # Moves
+
+    def take_in(self, request: TwinRequest) -> None:
+        """It is live; a tenant that comes back is lifted to the lowest of those that are there."""
+        tenants = {other.admit.tenant for other in self.live.values()}
+        tenant = request.admit.tenant
+        if tenant not in tenants:
+            lowest = min((self.served[other] for other in tenants), default=0)
+            self.served[tenant] = max(self.served.get(tenant, 0), lowest)
+        request.queued_ns = self.now_ns
+        self.live[request.key] = request
+
+    def enqueue(self, request: TwinRequest) -> None:
         """It comes behind all that are there."""
         self.num_come += 1
         request.order = self.num_come
+        self.wait(request, WAITING)
+
+    def wait(self, request: TwinRequest, state: str) -> None:
+        self.num_waits += 1
+        request.waits_since = self.num_waits
         request.state = state
-        self.live[request.key] = request
+
+    def let_go(self, request: TwinRequest) -> None:
+        """It can go again, where it stood."""
+        request.state = PREEMPTED if request.was_preempted else WAITING
 
     def leave_row(self, request: TwinRequest) -> None:
         """Row, run and blocks are given up."""
+        self.label_blocks(request)
         self.running.remove(request)
         self.request_of_run = {run: r for run, r in self.request_of_run.items() if r is not request}
         self.pool.give_back(request.blocks)
@@ -71,22 +130,44 @@ class TwinState:
 
     def preempt(self, request: TwinRequest) -> None:
         self.leave_row(request)
-        request.state = PREEMPTED
+        request.was_preempted = True
+        self.wait(request, PREEMPTED)
+
+    def pause(self, request: TwinRequest) -> None:
+        """A session waits for its client."""
+        if request.state == RUNNING:
+            self.leave_row(request)
+        self.wait(request, FOR_INPUT)
+
+    def drop_loaded(self, request: TwinRequest) -> None:
+        """What was loaded for a waiting request is given up."""
+        self.pool.give_back(request.blocks)
+        request.lose_everything()
 
     def forget(self, request: TwinRequest) -> None:
         """It is live no longer; a transfer keeps its blocks."""
         if request.state == RUNNING:
             self.leave_row(request)
-        elif request.transfer is None:
-            self.pool.give_back(request.blocks)
-            request.lose_everything()
+        elif request.state == FOR_REMOTE_KV:
+            self.abandon_load(request)
+        else:
+            self.drop_loaded(request)
         del self.live[request.key]
         self.num_finished += 1
 
+    def abandon_load(self, request: TwinRequest) -> None:
+        """Nobody waits for it any more."""
+        for load in [*self.loads.values(), *self.new_loads]:
+            if load.request is request:
+                load.request = None
+
+    def told(self, request: TwinRequest, end: TwinEnd) -> Told:
+        num_inputs = request.num_prompt_tokens - request.num_earlier_tokens
+        return Told(end, request.num_output_tokens, num_inputs, request.num_cached_tokens or 0)
+
     def end(self, request: TwinRequest, end: TwinEnd) -> None:
         """It is over, and its client is told so."""
-        output = request.tokens[request.num_prompt_tokens :]
-        self.ends[request.key] = (request.attempt, end, output, request.num_cached_tokens or 0)
+        self.ends[request.key] = (self.told(request, end), request.output)
         self.forget(request)
 
     def label_blocks(self, request: TwinRequest) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from callboard.mailbox.messages.admission import Admit, Stop
+from callboard.mailbox.messages.drafts import Drafts
+from callboard.mailbox.messages.grammar import GrammarFailed, GrammarReady
 from callboard.mailbox.messages.requests import Abort
 from callboard.mailbox.messages.sampling import RepetitionDetection
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.tests.scheduling.choices import Choices, between, one_of
+from callboard.tests.scheduling.fake_model import next_token
 from callboard.tests.scheduling.fake_worker import make_admit, make_limits
-from callboard.tests.scheduling.twin_world import World
+from callboard.tests.scheduling.twin_world import GRAMMARS, World
 
 TOKENIZERS = ("tokenizer.0", "tokenizer.1")
 PREFIXES = ([], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [2] * 11)
@@ -33,15 +36,21 @@ def choose_limits(choices: Choices) -> SchedulerLimits:
         max_plan_tokens=one_of(choices, [None, None, 8]),
         resume_grace_s=one_of(choices, [50e-9, 5e-9]),
         policy=one_of(choices, POLICIES),
+        preemption=one_of(choices, ["lifo", "retract", "cost"]),
+        admission=one_of(choices, ["chunk", "whole_prompt", "estimate"]),
+        fair_aging_tokens_per_s=one_of(choices, [1000, 10**9, 0]),
+        fair_aging_max_tokens=one_of(choices, [20_000, 10]),
     )
 
 
-POLICIES = ("fcfs", "priority")
+POLICIES = ("fcfs", "priority", "fair", "cache_aware")
 
 
 def choose_admit(world: World, choices: Choices, request_id: str, choice: int) -> Admit:
     """A request; most of them ordinary."""
     prompt = one_of(choices, PREFIXES) + [between(choices, 1, 3) for _ in range(between(choices, 1, 5))]
+    is_session = one_of(choices, [False] * 6 + [True])
+    deadline_ns = world.now_ns + between(choices, -2, 60) if choices.below(8) == 7 else None
     return make_admit(
         request_id,
         prompt,
@@ -52,10 +61,16 @@ def choose_admit(world: World, choices: Choices, request_id: str, choice: int) -
         tokenizer=one_of(choices, TOKENIZERS),
         min_tokens=one_of(choices, [0, 0, 0, 1, 4]),
         stop_token_ids=one_of(choices, [(), (), (5,), (0, 7)]),
-        prompt_logprobs=one_of(choices, [None, None, None, None, None, 1]),
+        logprobs=one_of(choices, [None, None, None, 1]),
+        prompt_logprobs=None if is_session else one_of(choices, [None] * 7 + [1]),
         repetition_detection=one_of(choices, [None, None, None, RepetitionDetection(2), RepetitionDetection(3, 2, 2)]),
         priority=between(choices, -1, 1),
         arrival_ns=between(choices, 0, 3),
+        tenant=one_of(choices, ["", "a", "b"]),
+        deadline_ns=deadline_ns,
+        grammar_key=one_of(choices, ["", "", "", "", "", *GRAMMARS]),
+        num_remote_tokens=one_of(choices, [0, 0, 0, len(prompt), between(choices, 0, len(prompt))]),
+        is_session=is_session,
     )
 
 
@@ -95,10 +110,58 @@ def run_steps(world: World, choices: Choices) -> None:
         deliver(world, choices)
 
 
+def draft(world: World, choices: Choices) -> None:
+    """A proposer guesses, more or less well, and mostly in time."""
+    runs = list(world.twin.state.request_of_run.items())
+    if not runs:
+        return
+    drafts = Drafts([], [], [])
+    for run, request in runs[: between(choices, 1, len(runs))]:
+        num_right, num_wrong = between(choices, 0, 4), between(choices, 0, 2)
+        guesses = list(request.tokens)
+        for _ in range(num_right):
+            guesses.append(next_token(guesses, request.key[1]))
+        drafts.runs.append(run)
+        drafts.positions.append(len(request.tokens) + one_of(choices, [0] * 8 + [1, -1]))
+        drafts.token_ids.append([*guesses[len(request.tokens) :], *([1] * num_wrong)])
+    world.call(drafts)
+
+
+def settle_grammar(world: World, choices: Choices) -> None:
+    """A grammar is ready, or is none."""
+    key = one_of(choices, GRAMMARS)
+    world.call(one_of(choices, [GrammarReady(key), GrammarReady(key), GrammarFailed(key, "it is none")]))
+
+
+def answer_load(world: World, choices: Choices) -> None:
+    """A transfer ends: with all, with a part, or with nothing."""
+    if world.connector.loads:
+        load = one_of(choices, list(world.connector.loads.values()))
+        world.answer_load(load.transfer, one_of(choices, [load.num_tokens, between(choices, 0, load.num_tokens), 0]))
+
+
+def add_input(world: World, choices: Choices) -> None:
+    """A session's client says more."""
+    if world.sessions():
+        token_ids = [between(choices, 1, 3) for _ in range(between(choices, 0, 4))]
+        is_last = not token_ids or one_of(choices, [False, False, True])
+        world.add_input(one_of(choices, world.sessions()), token_ids, is_last=is_last)
+
+
+def cut_turn(world: World, choices: Choices) -> None:
+    """A stop string ends a session's turn, whose tokens its client has."""
+    told = [key for key in world.sessions() if world.num_told_of_turn(key)]
+    if told:
+        key = one_of(choices, told)
+        back = between(choices, 1, world.num_told_of_turn(key))
+        world.cut_turn(key, len(world.clients[key].token_ids) - back)
+
+
 def stop(world: World, choices: Choices) -> None:
     """A tokenizer stops one choice; an older attempt's Stop changes nothing."""
-    if world.live():
-        key = one_of(choices, world.live())
+    keys = [key for key in world.live() if not world.clients[key].admit.is_session]
+    if keys:
+        key = one_of(choices, keys)
         client = world.clients[key]
         offset = between(choices, -1, 1)
         client.is_ended_here = offset >= 0
@@ -117,8 +180,9 @@ def abort(world: World, choices: Choices) -> None:
 
 def take_over(world: World, choices: Choices) -> None:
     """A newer attempt; then a late repeat of the old one, which is dropped."""
-    if world.live():
-        key = one_of(choices, world.live())
+    keys = [key for key in world.live() if not world.clients[key].admit.is_session]
+    if keys:
+        key = one_of(choices, keys)
         world.resume(key, one_of(choices, TOKENIZERS))
         if key in world.twin.state.live:
             world.call(world.clients[key].admit)
@@ -157,9 +221,14 @@ WEIGHTS: dict[Transition, int] = {
     run_steps: 8,
     work: 8,
     deliver: 8,
-    admit: 6,
-    fork: 3,
-    repeat: 3,
+    admit: 4,
+    fork: 1,
+    repeat: 2,
+    draft: 6,
+    settle_grammar: 1,
+    answer_load: 2,
+    add_input: 2,
+    cut_turn: 1,
     stop: 1,
     abort: 1,
     take_over: 1,

@@ -6,20 +6,33 @@ from collections import deque
 
 import msgspec
 
-from callboard.mailbox.messages.admission import Admit
+from callboard.mailbox.messages.admission import AddInput, Admit, Stop
+from callboard.mailbox.messages.grammar import GrammarReady
+from callboard.mailbox.messages.requests import Finish
 from callboard.mailbox.messages.steps import StepPlan, StepResult
 from callboard.scheduling.deltas import Outgoing
 from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.scheduler import Scheduler
 from callboard.tests.scheduling.fake_client import Client
-from callboard.tests.scheduling.fake_model import true_end
+from callboard.tests.scheduling.fake_connector import FakeConnector
+from callboard.tests.scheduling.fake_model import contents, true_end
 from callboard.tests.scheduling.fake_worker import FakeWorker, Key
 from callboard.tests.scheduling.twin import Twin
 from callboard.tests.scheduling.twin_compare import Difference, PlanReader, brief, compare_plans, compare_states
 from callboard.tests.scheduling.twin_plan import TwinPlan
+from callboard.tests.scheduling.twin_request import TwinEnd
+from callboard.tests.scheduling.twin_state import Told
 
 MAX_STORY = 60
+GRAMMARS = ("grammar.0", "grammar.1", "grammar.2")
+
+
+def as_told(finish: Finish) -> Told:
+    """In the twin's words."""
+    usage = finish.usage
+    end = TwinEnd(finish.reason, finish.stop_reason, finish.status)
+    return Told(end, usage.completion_tokens, usage.prompt_tokens, usage.cached_tokens)
 
 
 class World:
@@ -35,6 +48,7 @@ class World:
         self.num_calls = self.num_named = 0
         self.admits: dict[Key, Admit] = {}
         self.clients: dict[Key, Client] = {}
+        self.connector = FakeConnector(limits.block_size)
         self.blocked: set[str] = set()
         """Tokenizers that take nothing."""
         self.worker: FakeWorker | None = None
@@ -53,6 +67,9 @@ class World:
             events = ()
         outgoing = self.scheduler.collect(self.blocked)
         self._deliver(outgoing)
+        self.twin.note_loads(outgoing.loads)
+        self.connector.begin(outgoing.loads)
+        assert (self.scheduler.next_deadline_ns() or float("inf")) == self.twin.next_deadline_ns()
         assert self.scheduler.check_integrity() == [], "a block has leaked"
         compare_states(self.scheduler, self.twin)
         for client in self.clients.values():
@@ -96,27 +113,27 @@ class World:
             raise Difference(
                 f"the twin has ended {key} ({vars(self.twin.state.ends[key][1])}), its client was not told"
             )
-        if client.token_ids != request.tokens[request.num_prompt_tokens :]:
-            raise Difference(f"{key} was told {client.token_ids}, the twin has {request.tokens}")
+        if client.token_ids != request.output:
+            raise Difference(f"{key} was told {client.token_ids}, the twin has {request.output}")
+        told = [as_told(finish) for finish in client.pauses]
+        if told != self.twin.state.pauses.get(key, []):
+            raise Difference(f"{key} was told of {told}, the twin of {self.twin.state.pauses[key]}")
 
     def _check_end(self, client: Client) -> None:
         """A client that has its end has the one that the twin says, and the model's own tokens."""
         assert client.finish is not None
         key = (client.admit.request_id, client.admit.choice)
-        _, end, output, num_cached = self.twin.state.ends[key]
-        finish = client.finish
-        assert (finish.reason, finish.stop_reason) == (end.reason, end.stop_reason), f"{key}: {finish}, {end}"
+        told, output = self.twin.state.ends[key]
+        assert as_told(client.finish) == told, f"{key} was told {client.finish}, the twin says {told}"
         assert client.token_ids == output
-        assert finish.usage.completion_tokens == len(output)
-        assert finish.usage.prompt_tokens == len(client.admit.prompt_token_ids)
-        assert finish.usage.cached_tokens == num_cached
-        if finish.reason == "error":
-            assert finish.status == end.status and finish.message
+        assert (client.finish.reason == "error") == bool(client.finish.message)
+        if client.admit.is_session:
+            return  # where each turn ends the twin says
         true_output, reason, stop_reason = true_end(client.admit, self.limits)
-        if finish.reason in ("error", "timeout"):
+        if told.end.reason in ("error", "timeout"):
             assert output == true_output[: len(output)]
         else:
-            assert (output, finish.reason, finish.stop_reason) == (true_output, reason, stop_reason)
+            assert (output, *told.end[:2]) == (true_output, reason, stop_reason)
 
     def admit(self, *admits: Admit) -> None:
         for admit in admits:
@@ -153,17 +170,45 @@ class World:
         )
 
     def work(self) -> None:
-        """The worker runs the oldest plan."""
+        """The worker runs the oldest plan, while transfers write to its memory."""
         assert self.worker is not None
+        self.worker.turns = self.twin.state.turns
+        self.connector.write(self.worker.kv)
         self.results.append(self.worker.work(self.plans.popleft(), self.now_ns))
 
     def deliver(self) -> None:
         """The scheduler gets the oldest result."""
         self.call(self.results.popleft())
 
+    def answer_load(self, transfer: int, num_tokens: int) -> None:
+        """A transfer is over, with so many tokens."""
+        load = self.connector.loads[transfer]
+        admit = self.admits[load.request_id, load.choice]
+        kv = None if self.worker is None else self.worker.kv
+        loaded = contents(list(admit.prompt_token_ids), admit.cache_salt)
+        self.call(self.connector.answer(transfer, num_tokens, loaded, kv))
+
     def live(self) -> list[Key]:
         """Requests that their clients wait for, and that have not to be resumed first."""
         return [key for key, client in self.clients.items() if client.is_live and not client.is_orphan]
+
+    def sessions(self) -> list[Key]:
+        """Those that take input."""
+        return [key for key in self.live() if key in self.twin.state.live and self.twin.state.live[key].is_open]
+
+    def add_input(self, key: Key, token_ids: list[int], *, is_last: bool) -> None:
+        """A client says more to a session."""
+        self.call(AddInput(key[0], key[1], self.clients[key].attempt, token_ids, is_last))
+
+    def num_told_of_turn(self, key: Key) -> int:
+        """Output tokens of the turn that the scheduler is in, which the client has."""
+        return max(0, len(self.clients[key].token_ids) - self.twin.state.live[key].num_earlier_tokens)
+
+    def cut_turn(self, key: Key, position: int) -> None:
+        """The tokenizer of a session has found a stop string, which ends the turn."""
+        client = self.clients[key]
+        del client.token_ids[position + 1 :]
+        self.call(Stop(key[0], key[1], client.attempt, position))
 
     def orphans(self) -> list[Key]:
         return [key for key, client in self.clients.items() if client.is_live and client.is_orphan]
@@ -176,11 +221,18 @@ class World:
         self.call()
         for key in self.orphans():
             self.resume(key, "tokenizer.0")
-        while self.plans or self.results:
+        for grammar_key in GRAMMARS:
+            self.call(GrammarReady(grammar_key))
+        for key in self.sessions():
+            self.add_input(key, [], is_last=True)
+        while self.plans or self.results or self.connector.loads:
             if self.plans:
                 self.work()
-            if self.results:
+            elif self.results:
                 self.deliver()
+            else:
+                transfer = next(iter(self.connector.loads))
+                self.answer_load(transfer, 0)
         for key, client in self.clients.items():
             assert not client.is_live, f"{key} was never ended"
         assert not self.twin.state.live
