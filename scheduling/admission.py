@@ -8,7 +8,7 @@ from ..kv_cache.block_pool import blocks_for
 from .loading import begin_loading, num_loadable
 from .plan_builder import PlanBuilder
 from .policy_views import AdmissionView
-from .request import Request, RequestState
+from .request import Request
 from .state import SchedulerState
 
 StopCause = Literal["", "budget", "sequences", "blocks"]

@@ -13,7 +13,7 @@ FindRequest = Callable[[str, int], Request | None]
 
 
 class Deadlines:
-    """A heap; what has ended before its deadline stays until it comes up, or until more than half of the heap is such."""
+    """A heap; what ended before its deadline stays until it comes up, or until more than half of the heap is such."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, RequestKey]] = []

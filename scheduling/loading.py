@@ -43,7 +43,7 @@ def blocks_loaded(state: SchedulerState, event: BlocksLoaded) -> None:
 
 
 def lose_loaded(state: SchedulerState) -> None:
-    """The worker is gone, or its memory cannot be trusted: what was loaded is lost, what is on its way is not wanted."""
+    """The worker is gone, or its memory is not to be trusted: what was loaded is lost, what is on its way unwanted."""
     for request in state.transfers.waiting():
         state.transfers.abandon(request)
         state.let_go(request)

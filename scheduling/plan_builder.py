@@ -107,7 +107,10 @@ class PlanBuilder:
         num_drafts: Int32s | None = None
         draft_ids: list[int] = []
         if any(share.num_drafts is not None for share in shares):
-            zeros = [np.zeros(len(share.rows), np.int32) if share.num_drafts is None else share.num_drafts for share in shares]
+            zeros = [
+                np.zeros(len(share.rows), np.int32) if share.num_drafts is None else share.num_drafts
+                for share in shares
+            ]
             num_drafts = _joined(zeros)
             draft_ids = [token_id for share in shares for token_id in share.draft_ids]
         requests = shares[0].requests if len(shares) == 1 else [r for share in shares for r in share.requests]

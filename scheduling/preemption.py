@@ -14,7 +14,9 @@ def preempt_one(state: SchedulerState) -> bool:
     running = state.running_in_order()
     if len(running) <= 1:
         return False
-    victim = state.policies.choose_victim(running, VictimView(lambda request: _num_won_blocks(state, request)))
+    victim = state.policies.choose_victim(
+        running, VictimView(lambda request: _num_won_blocks(state, request), state.limits.block_size)
+    )
     state.counters.num_preemptions += 1
     victim.num_preemptions += 1
     state.preempt(victim)

@@ -113,8 +113,9 @@ def _append_plain(state: SchedulerState, rows: Int32s, positions: Int32s, token_
         state.tenants.charge_rows(arrays.tenant[rows])
     for request in arrays.of(rows[num_tokens % size == 0]):
         request.keep_tail()
-    is_end = (arrays.end_ids[rows] == token_ids[:, None]).any(axis=1)
-    return is_end | (num_tokens >= arrays.max_total[rows])
+    is_end: Bools = num_tokens >= arrays.max_total[rows]
+    is_end |= (arrays.end_ids[rows] == token_ids[:, None]).any(axis=1)
+    return is_end
 
 
 def _append_each(state: SchedulerState, request: Request, found: _Tokens, i: int, logprobs: ResultLogprobs) -> None:

@@ -10,7 +10,6 @@ from .arithmetic import DTYPE_BYTES
 from .boards import MAX_SLOT_BYTES, plan_bytes, result_bytes
 from .check_processes import check_processes
 from .check_server import check_server
-from .decode import show_value
 from .load import raise_problems
 from .plan import block_bytes_of, blocks_for
 from .problem import NOT_YET, Places, Problem

@@ -475,7 +475,9 @@ def test_limits_that_make_no_sense_are_named(name: str, value: object) -> None:
 
 
 def test_states_after_preempted_are_finished() -> None:
-    reasons = {state.name: state.finish_reason for state in RequestState if state.is_finished}
+    states = list(RequestState)
+    finished = states[states.index(RequestState.PREEMPTED) + 1 :]
+    reasons = {state.name: state.finish_reason for state in finished}
     assert reasons == {
         "STOPPED": "stop",
         "LENGTH_CAPPED": "length",
@@ -483,6 +485,7 @@ def test_states_after_preempted_are_finished() -> None:
         "IGNORED": "length",
         "ERROR": "error",
         "REPETITION": "repetition",
+        "TIMEOUT": "timeout",
     }
 
 
