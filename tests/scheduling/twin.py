@@ -152,16 +152,28 @@ class Twin:
                 return
             if (num_loadable := self._num_loadable(request)) > 0:
                 if not self._has_room(request, 0, num_loadable, []):
+                    if self._has_dropped_loaded():
+                        continue
                     return
                 self._begin_loading(request, num_loadable)
                 continue
             num_tokens = self._take_first_blocks(request, budget)
             if not num_tokens:
+                if self._has_dropped_loaded():
+                    continue
                 return
             self._start(request)
             plan.new_rows.append(TwinNewRow(request.key, request.attempt, tuple(request.tokens), tuple(request.blocks)))
             self._run(plan, request, num_tokens)
             state.label_blocks(request)
+
+    def _has_dropped_loaded(self) -> bool:
+        """If nothing runs, who waits last of those with loaded blocks gives them up, or nobody would ever run."""
+        loaded = [request for request in self.state.waiting() if request.blocks]
+        if self.state.running or not loaded:
+            return False
+        self.state.drop_loaded(loaded[-1])
+        return True
 
     def _fits_in_message(self, plan: TwinPlan, request: TwinRequest) -> bool:
         """The first new row always may go."""

@@ -69,7 +69,7 @@ def _admit(state: TwinState, admit: Admit) -> None:
     if known is not None:
         if admit.attempt <= known.attempt:
             return
-        if not admit.is_session:
+        if not known.admit.is_session:
             _take_over(state, known, admit)
             return
         state.forget(known)  # a session begins anew
@@ -80,7 +80,7 @@ def _admit(state: TwinState, admit: Admit) -> None:
         state.refused[request.key] = code
         return
     if end is not None:
-        state.ends[request.key] = (state.told(request, end), request.output)
+        state.ends[request.key] = (state.told(request, end), request.num_come_with, request.output)
         state.num_finished += 1
         return
     state.turns[request.key, request.num_prompt_tokens] = request.admit

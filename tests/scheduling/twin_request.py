@@ -44,7 +44,9 @@ class TwinRequest:
         self.num_earlier_tokens = admit.num_earlier_tokens
         """Output of turns before this one."""
         self.earlier_output: list[int] = []
-        """As far as it was told to this attempt."""
+        """But for what stood in the prompt that came."""
+        self.num_come_with = admit.num_earlier_tokens
+        """Output tokens that stood in the prompt that came."""
         self.is_open = admit.is_session
         """More input may come."""
         self.inputs: list[tuple[list[int], bool]] = []
@@ -88,7 +90,7 @@ class TwinRequest:
 
     @property
     def output(self) -> list[int]:
-        """Of all turns."""
+        """Of all turns, but for what stood in the prompt that came."""
         return self.earlier_output + self.turn_output
 
     @property

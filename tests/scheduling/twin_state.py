@@ -65,8 +65,8 @@ class TwinState:
         """Of the output that may still come, what is reckoned with."""
         self.turns: dict[tuple[Key, int], Admit] = {}
         """Turns of sessions, by their prompt's length, each as a request of its own."""
-        self.ends: dict[Key, tuple[Told, list[int]]] = {}
-        """Of what was ended here, with all output."""
+        self.ends: dict[Key, tuple[Told, int, list[int]]] = {}
+        """Of what was ended here: its end, output tokens that it came with, the others."""
         self.pauses: dict[Key, list[Told]] = {}
         self.refused: dict[Key, str] = {}
         """Code of the refusal."""
@@ -167,7 +167,7 @@ class TwinState:
 
     def end(self, request: TwinRequest, end: TwinEnd) -> None:
         """It is over, and its client is told so."""
-        self.ends[request.key] = (self.told(request, end), request.output)
+        self.ends[request.key] = (self.told(request, end), request.num_come_with, request.output)
         self.forget(request)
 
     def label_blocks(self, request: TwinRequest) -> None:

@@ -150,7 +150,7 @@ def add_input(world: World, choices: Choices) -> None:
 
 def cut_turn(world: World, choices: Choices) -> None:
     """A stop string ends a session's turn, whose tokens its client has."""
-    told = [key for key in world.sessions() if world.num_told_of_turn(key)]
+    told = [key for key in world.open_sessions() if world.num_told_of_turn(key)]
     if told:
         key = one_of(choices, told)
         back = between(choices, 1, world.num_told_of_turn(key))
@@ -180,9 +180,8 @@ def abort(world: World, choices: Choices) -> None:
 
 def take_over(world: World, choices: Choices) -> None:
     """A newer attempt; then a late repeat of the old one, which is dropped."""
-    keys = [key for key in world.live() if not world.clients[key].admit.is_session]
-    if keys:
-        key = one_of(choices, keys)
+    if world.live():
+        key = one_of(choices, world.live())
         world.resume(key, one_of(choices, TOKENIZERS))
         if key in world.twin.state.live:
             world.call(world.clients[key].admit)

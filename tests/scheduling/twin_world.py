@@ -10,6 +10,7 @@ from callboard.mailbox.messages.admission import AddInput, Admit, Stop
 from callboard.mailbox.messages.grammar import GrammarReady
 from callboard.mailbox.messages.requests import Finish
 from callboard.mailbox.messages.steps import StepPlan, StepResult
+from callboard.mailbox.messages.transfers import LoadBlocks
 from callboard.scheduling.deltas import Outgoing
 from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
 from callboard.scheduling.limits import SchedulerLimits
@@ -17,9 +18,17 @@ from callboard.scheduling.scheduler import Scheduler
 from callboard.tests.scheduling.fake_client import Client
 from callboard.tests.scheduling.fake_connector import FakeConnector
 from callboard.tests.scheduling.fake_model import contents, true_end
+from callboard.tests.scheduling.fake_session import Session
 from callboard.tests.scheduling.fake_worker import FakeWorker, Key
 from callboard.tests.scheduling.twin import Twin
-from callboard.tests.scheduling.twin_compare import Difference, PlanReader, brief, compare_plans, compare_states
+from callboard.tests.scheduling.twin_compare import (
+    Difference,
+    PlanReader,
+    brief,
+    compare_plans,
+    compare_states,
+    scheduler_lines,
+)
 from callboard.tests.scheduling.twin_plan import TwinPlan
 from callboard.tests.scheduling.twin_request import TwinEnd
 from callboard.tests.scheduling.twin_state import Told
@@ -49,6 +58,9 @@ class World:
         self.admits: dict[Key, Admit] = {}
         self.clients: dict[Key, Client] = {}
         self.connector = FakeConnector(limits.block_size)
+        self.num_planned = 0
+        self._waiting_loads: list[tuple[int, LoadBlocks]] = []
+        self.talks: dict[Key, Session] = {}
         self.blocked: set[str] = set()
         """Tokenizers that take nothing."""
         self.worker: FakeWorker | None = None
@@ -64,11 +76,13 @@ class World:
         self._story.extend((self.now_ns + 1, event) for event in events)
         while (plan := self._step(events)) is not None:
             self.plans.append(msgspec.msgpack.encode(plan))
+            self.num_planned += 1
             events = ()
         outgoing = self.scheduler.collect(self.blocked)
         self._deliver(outgoing)
         self.twin.note_loads(outgoing.loads)
-        self.connector.begin(outgoing.loads)
+        self._waiting_loads += [(self.num_planned, load) for load in outgoing.loads]
+        self._begin_loads()
         assert (self.scheduler.next_deadline_ns() or float("inf")) == self.twin.next_deadline_ns()
         assert self.scheduler.check_integrity() == [], "a block has leaked"
         compare_states(self.scheduler, self.twin)
@@ -88,12 +102,21 @@ class World:
         assert self.scheduler.num_in_flight == len(self.twin.state.in_flight) <= self.limits.pipeline_depth
         return plan
 
+    def _begin_loads(self) -> None:
+        """Transfers begin when the steps are over that were planned before them."""
+        num_done = self.num_planned - self.scheduler.num_in_flight
+        self.connector.begin([load for num_planned, load in self._waiting_loads if num_planned <= num_done])
+        self._waiting_loads = [(n, load) for n, load in self._waiting_loads if n > num_done]
+
     def _deliver(self, outgoing: Outgoing) -> None:
         for message in outgoing.deltas.values():
             for row, key in enumerate(zip(message.request_ids, message.choices, strict=True)):
                 client = self.clients[key]
                 has_ended = not client.is_live
+                num_pauses = len(client.pauses)
                 client.receive(message, row)
+                if key in self.talks:
+                    self.talks[key].ends += [finish.usage.completion_tokens for finish in client.pauses[num_pauses:]]
                 if client.finish is not None and not has_ended:
                     self._check_end(client)
         for refusals in outgoing.refused.values():
@@ -113,7 +136,7 @@ class World:
             raise Difference(
                 f"the twin has ended {key} ({vars(self.twin.state.ends[key][1])}), its client was not told"
             )
-        if client.token_ids != request.output:
+        if client.token_ids[request.num_come_with :] != request.output:
             raise Difference(f"{key} was told {client.token_ids}, the twin has {request.output}")
         told = [as_told(finish) for finish in client.pauses]
         if told != self.twin.state.pauses.get(key, []):
@@ -123,9 +146,9 @@ class World:
         """A client that has its end has the one that the twin says, and the model's own tokens."""
         assert client.finish is not None
         key = (client.admit.request_id, client.admit.choice)
-        told, output = self.twin.state.ends[key]
+        told, num_before, output = self.twin.state.ends[key]
         assert as_told(client.finish) == told, f"{key} was told {client.finish}, the twin says {told}"
-        assert client.token_ids == output
+        assert client.token_ids[num_before:] == output
         assert (client.finish.reason == "error") == bool(client.finish.message)
         if client.admit.is_session:
             return  # where each turn ends the twin says
@@ -140,6 +163,8 @@ class World:
             key = (admit.request_id, admit.choice)
             self.admits[key] = admit
             self.clients[key] = Client(admit)
+            if admit.is_session:
+                self.talks[key] = Session(admit)
         self.call(*admits)
 
     def attach(self) -> None:
@@ -163,10 +188,15 @@ class World:
         """The client's next attempt, with all that it has."""
         client = self.clients[key]
         client.attempt, client.tokenizer, client.is_orphan = client.attempt + 1, tokenizer, False
+        if key in self.talks:
+            admit, inputs = self.talks[key].begin_again(client.token_ids, client.attempt, tokenizer)
+            client.pauses.clear()
+            self.twin.state.pauses.pop(key, None)
+            self.call(admit, *inputs)
+            return
+        output = list(client.token_ids)
         self.call(
-            msgspec.structs.replace(
-                client.admit, attempt=client.attempt, tokenizer=tokenizer, output_token_ids=list(client.token_ids)
-            )
+            msgspec.structs.replace(client.admit, attempt=client.attempt, tokenizer=tokenizer, output_token_ids=output)
         )
 
     def work(self) -> None:
@@ -192,22 +222,32 @@ class World:
         """Requests that their clients wait for, and that have not to be resumed first."""
         return [key for key, client in self.clients.items() if client.is_live and not client.is_orphan]
 
+    def open_sessions(self) -> list[Key]:
+        """Those that do not end by themselves."""
+        live = self.twin.state.live
+        return [key for key in self.live() if key in live and live[key].is_open]
+
     def sessions(self) -> list[Key]:
-        """Those that take input."""
-        return [key for key in self.live() if key in self.twin.state.live and self.twin.state.live[key].is_open]
+        """Those whose client has not said that it says no more."""
+        return [key for key in self.open_sessions() if not any(event.is_last for event in self.talks[key].inputs)]
 
     def add_input(self, key: Key, token_ids: list[int], *, is_last: bool) -> None:
         """A client says more to a session."""
-        self.call(AddInput(key[0], key[1], self.clients[key].attempt, token_ids, is_last))
+        event = AddInput(key[0], key[1], self.clients[key].attempt, token_ids, is_last)
+        self.talks[key].inputs.append(event)
+        self.call(event)
 
     def num_told_of_turn(self, key: Key) -> int:
-        """Output tokens of the turn that the scheduler is in, which the client has."""
+        """Output tokens of the turn that the scheduler is in, which the client has; 0 if it is behind."""
+        if self.clients[key].tokenizer in self.blocked:
+            return 0
         return max(0, len(self.clients[key].token_ids) - self.twin.state.live[key].num_earlier_tokens)
 
     def cut_turn(self, key: Key, position: int) -> None:
         """The tokenizer of a session has found a stop string, which ends the turn."""
         client = self.clients[key]
         del client.token_ids[position + 1 :]
+        self.talks[key].cut(position + 1)
         self.call(Stop(key[0], key[1], client.attempt, position))
 
     def orphans(self) -> list[Key]:
@@ -233,8 +273,8 @@ class World:
             else:
                 transfer = next(iter(self.connector.loads))
                 self.answer_load(transfer, 0)
-        for key, client in self.clients.items():
-            assert not client.is_live, f"{key} was never ended"
+        unended = [key for key, client in self.clients.items() if client.is_live]
+        assert not unended, "\n".join([f"{unended} were never ended", *scheduler_lines(self.scheduler)])
         assert not self.twin.state.live
         assert self.scheduler.statistics().num_free_blocks == self.limits.num_blocks
 
