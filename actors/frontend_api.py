@@ -7,7 +7,16 @@ from typing import Protocol
 
 import msgspec
 
-from ..mailbox.messages.requests import AS_IT_IS, Finish, Prompt, PromptDetails, PromptOptions, Tokenized, TokenText
+from ..mailbox.messages.requests import (
+    AS_IT_IS,
+    Finish,
+    Prompt,
+    PromptDetails,
+    PromptOptions,
+    SessionInput,
+    Tokenized,
+    TokenText,
+)
 from ..mailbox.messages.sampling import SamplingParams
 from ..scheduling.statistics import SchedulerStatistics
 from ..topology.schema import KVCacheSection
@@ -28,6 +37,8 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     """One entry a token of `token_ids`, if asked for."""
     prompt: PromptDetails | None = None
     """In the first delta of the choice, if asked for."""
+    pause: Finish | None = None
+    """A turn of a streaming session ended so, behind this text: it waits for input, or goes on with what it has."""
 
 
 class RequestStream(Protocol):
@@ -81,6 +92,8 @@ class FrontendAPI(Protocol):
     """The scheduler orders by priority; else only priority 0 may be sent."""
     kv_cache: KVCacheSection
     """As the topology has it."""
+    takes_sessions: bool
+    """Each request of a client reaches this frontend: it is the only one, so sessions can get input."""
 
     def submit(
         self,
@@ -93,10 +106,19 @@ class FrontendAPI(Protocol):
         num_choices: int = 1,
         options: PromptOptions = AS_IT_IS,
         priority: int = 0,
+        session_idle_s: float | None = None,
     ) -> RequestStream:
         """Send a request for `num_choices` >= 1 answers on its way; never waits.
 
-        Raises Overloaded (429), always with `retry_after_s`, or Unavailable (503).
+        With `session_idle_s` it is a streaming session of one choice, which ends with `timeout` if it is paused for so
+        long. Raises Overloaded (429), always with `retry_after_s`, or Unavailable (503).
+        """
+        ...
+
+    def add_input(self, request_id: str, given: SessionInput | None) -> None:
+        """More for a session: it goes in where its present turn ends, or now if that has. None: no more comes.
+
+        Raises RequestError: 404 for no live session, 409 behind the last input, 429 if too many inputs wait, 503.
         """
         ...
 

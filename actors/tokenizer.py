@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar, assert_never
 
+import msgspec
+
 from ..errors import EngineFailure, InvalidRequest, Overloaded, ProtocolViolation, RequestError
 from ..mailbox import Inbox
 from ..mailbox.messages.admission import (
+    AddInput,
     Admit,
     SchedulerToTokenizer,
     Stop,
@@ -23,6 +26,7 @@ from ..mailbox.messages.requests import (
     Answer,
     Delivered,
     Detokenize,
+    Extend,
     Finish,
     FrontendToTokenizer,
     Generate,
@@ -39,6 +43,7 @@ from .faults import Faults
 from .prompt_encoder import EncodedPrompt, PromptEncoder
 from .refusals import refused
 from .sender import Sender
+from .session_turn import SessionTurn, check_input, present_turn
 from .text_deltas import TextDeltaBuffer
 from .text_state import TextState
 from .text_states import TextStates
@@ -79,6 +84,7 @@ class TokenizerActor:
         self._answers = Answers(tokenizer, self._encoder, frontends)
         self._schedulers = schedulers
         self._frontends = frontends
+        self._max_model_len = max_model_len
         self._max_encodings = max_encodings
         self._eos_token_ids = eos_token_ids
         self._states = TextStates()
@@ -105,6 +111,9 @@ class TokenizerActor:
                 self._abort(message)
             case Refused():
                 self._refused(message)
+            case Extend():
+                self._num_encodings += 1
+                self.faults.start(self._extend(message))
             case Tokenize() | Detokenize():
                 self._answer_soon(message)
             case _:
@@ -147,7 +156,8 @@ class TokenizerActor:
             return  # ended while it was encoded
         prompt, states = prepared
         del self._encoding[generate.request_id]
-        for delivered, state in zip(resume.delivered, states, strict=True):
+        turn = present_turn(resume)
+        for delivered, state in zip(turn.delivered, states, strict=True):
             self._states.add(state)
             self._schedulers[generate.scheduler].post(
                 Admit(
@@ -162,6 +172,9 @@ class TokenizerActor:
                     cache_salt=generate.cache_salt,
                     output_token_ids=delivered.token_ids,
                     priority=generate.priority,
+                    is_session=not turn.is_last,
+                    first_output_index=turn.first_output_index,
+                    is_paused=turn.is_paused,
                 )
             )
 
@@ -172,7 +185,9 @@ class TokenizerActor:
         generate = resume.generate
         with self._in_hand(generate.request_id):
             prompt = self._encoder.encode(generate)
-            states = [TextState(self._tokenizer, generate, d, prompt.token_ids, prompt.text) for d in resume.delivered]
+            if resume.inputs:
+                prompt = self._encoder.encode_turn(resume, prompt)
+            states = self._states_of(resume, prompt.token_ids, prompt.text)
             for state in states:
                 state.catch_up()
         return prompt, states
@@ -190,6 +205,53 @@ class TokenizerActor:
         """In a thread."""
         with self._in_hand(question.request_id):
             return self._answers.find(question)
+
+    # In: a session's next turn
+
+    async def _extend(self, extend: Extend) -> None:
+        """The thread takes prompts and inputs in their order: a session that is resumed is there when its input is."""
+        error: RequestError
+        try:
+            input_ids = await self._in_thread(self._encode_input, extend)
+        except RequestError as refusal:
+            self._refuse_input(extend, refusal)
+            return
+        except Exception as fault:  # it belongs to this request alone
+            error = EngineFailure(f"the input could not be encoded: {type(fault).__name__}: {fault}")
+            self._refuse_input(extend, error)
+            return
+        state = self._paused(extend)
+        if state is None or state.turn is None:
+            return
+        try:
+            check_input(state.num_context_tokens + state.num_turn_tokens, input_ids, self._max_model_len)
+        except InvalidRequest as refusal:
+            self._refuse_input(extend, refusal)
+            return
+        is_last = extend.input.is_last
+        state.begin_turn(len(input_ids))
+        state.turn.go_on(is_last=is_last)
+        message = AddInput(extend.request_id, state.choice, state.attempt, input_ids, is_last)
+        self._schedulers[state.generate.scheduler].post(message)
+
+    def _encode_input(self, extend: Extend) -> list[int]:
+        """In a thread."""
+        with self._in_hand(extend.request_id):
+            return self._encoder.encode_input(extend.input.prompt)
+
+    def _paused(self, extend: Extend) -> TextState | None:
+        """The session that the input is for; None if it has ended, or a later attempt, which has the input too."""
+        state = self._states.get((extend.request_id, 0))
+        is_here = state is not None and state.attempt == extend.attempt
+        return state if is_here else None
+
+    def _refuse_input(self, extend: Extend, error: RequestError) -> None:
+        """Input that cannot be taken ends the session."""
+        state = self._paused(extend)
+        if state is not None:
+            self._states.remove(state)
+            self._frontends[state.generate.frontend].post(refused(extend.request_id, extend.attempt, error))
+            self._tell_schedulers(Abort(extend.request_id, extend.attempt, error.message))
 
     # Threads
 
@@ -267,8 +329,24 @@ class TokenizerActor:
         resume = self._encoding.get(request_id)
         if resume is not None and resume.generate.attempt <= attempt:
             del self._encoding[request_id]
-            return [TextState(self._tokenizer, resume.generate, delivered, []) for delivered in resume.delivered]
+            return self._states_of(resume, [])
         return self._states.take(request_id, attempt)
+
+    def _states_of(self, resume: Resume, prompt_token_ids: list[int], text: str | None = None) -> Sequence[TextState]:
+        """Of the choices of a request that goes on from `resume`. Cheap."""
+        turn, generate = present_turn(resume), resume.generate
+        return [
+            TextState(
+                self._tokenizer,
+                generate,
+                delivered,
+                prompt_token_ids,
+                text,
+                turn.first_output_index,
+                turn.session if generate.is_session else None,
+            )
+            for delivered in turn.delivered
+        ]
 
     def _end(self, states: Sequence[TextState], reason: str, message: str | None = None) -> None:
         """The terminal event of choices that end without a token; an abort brings the text that was held back."""
@@ -292,30 +370,49 @@ class TokenizerActor:
         state = self._states.get(key)
         if state is None or state.attempt != deltas.attempts[row]:
             return
+        finish, pause = deltas.finishes.get(row), deltas.pauses.get(row)
+        if state.turn is not None and (state.turn.is_paused or state.turn.awaits_mark):
+            self._take_surplus(state, state.turn, finish, is_mark=pause is not None)
+            return
         position = deltas.positions[row]
         if position > state.num_tokens:
             raise ProtocolViolation(f"{key[0]}: tokens at {position}, the tokenizer has {state.num_tokens}")
         known = state.num_tokens - position
         token_ids = deltas.token_ids[row][known:]
-        finish = deltas.finishes.get(row)
-        if not token_ids and finish is None:
+        mark = pause if finish is None else finish
+        if not token_ids and mark is None:
             return
         state.cached_tokens = deltas.cached_tokens[row]
         position = state.num_tokens
         try:
-            ids, text, end = state.push(token_ids, finish)
+            ids, text, end = state.push(token_ids, mark)
             prompt = state.take_prompt(deltas.prompt_logprobs.get(row))
             entries = deltas.logprobs.get(row)
             logprobs = None if entries is None else state.describe(entries[known : known + len(ids)])
         except Exception as error:  # it belongs to this request alone: the other rows go on
             self._fail(state, position, error)
             return
-        self._unsent.add(state, position, ids, text, end, logprobs, prompt)
+        if end is not None and finish is None and state.turn is not None and not state.turn.is_last:
+            self._unsent.add(state, position, ids, text, None, logprobs, prompt, end)
+            state.turn.pause(is_marked=pause is not None)
+        else:
+            self._unsent.add(state, position, ids, text, end, logprobs, prompt)
         if end is not None:
-            self._states.remove(state)
-            if end is not finish:
+            if state.turn is None or not state.turn.is_paused:
+                self._states.remove(state)
+            if end is not mark:
                 stop = Stop(key[0], key[1], state.attempt, state.num_tokens - 1)
                 self._schedulers[state.generate.scheduler].post(stop)
+
+    def _take_surplus(self, state: TextState, turn: SessionTurn, finish: Finish | None, *, is_mark: bool) -> None:
+        """A row of a session whose turn has ended here: nothing in it counts but its marks. One is there for each turn;
+        the end, by a deadline or an error, may come at any time."""
+        if is_mark:
+            turn.awaits_mark = False
+        if finish is not None:
+            self._states.remove(state)
+            finish = msgspec.structs.replace(finish, usage=state.usage())
+            self._unsent.add(state, state.num_tokens, [], "", finish, None, None)
 
     def _fail(self, state: TextState, position: int, error: Exception) -> None:
         """The text of a choice cannot be made beyond `position`: that request ends, with all its choices."""

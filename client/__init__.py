@@ -6,6 +6,7 @@ from .delta_stream import DeltaStream
 from .deltas import Answer, Choice, ClientDelta, ClientUsage, Logprob, ModelEntry, PromptLogprob, Tokens, TopLogprob
 from .engine import Engine
 from .params import ChatParams, CompletionParams
+from .session import Session
 from .timeouts import NO_LIMITS, Timeouts
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Logprob",
     "ModelEntry",
     "PromptLogprob",
+    "Session",
     "Timeouts",
     "Tokens",
     "TopLogprob",

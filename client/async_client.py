@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar, Unpack
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import aiohttp
 import msgspec
@@ -32,6 +32,7 @@ from .params import (
     num_prompts,
 )
 from .retries import Retries
+from .session import Session
 from .timeouts import Timeouts
 from .transport import Exchange, Transport
 from .whole_answers import answer_of
@@ -40,6 +41,7 @@ from .wire import DetokenizedEntry, ModelEntries, StatusEntry, VersionEntry, Wir
 T = TypeVar("T")
 
 _answer_decoder = msgspec.json.Decoder(WireAnswer)
+_TAKEN = frozenset({202})
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -95,6 +97,20 @@ class AsyncClient:
         """Stream the continuation of `prompt`, or of each in a list; else as `chat`."""
         call = Call(params, CompletionParams.__optional_keys__, self._limits)
         return self._stream(_COMPLETIONS, {"prompt": prompt}, call, num_prompts(prompt))
+
+    def session(self, prompt: str | Sequence[int], **params: Unpack[CompletionParams]) -> Session:
+        """A streaming session that begins with `prompt`: `async with client.session(...) as session:`. `max_tokens`,
+        `min_tokens` and `stop` are of each turn."""
+        call = Call(params, CompletionParams.__optional_keys__, self._limits)
+
+        async def send(session_id: str, prompt: str | Sequence[int] | None, is_last: bool) -> None:
+            body = encode_body({"last": is_last} if prompt is None else {"prompt": prompt, "last": is_last})
+            path = f"/v1/requests/{quote(session_id, safe='')}/input"
+            exchange = Exchange("POST", path, call.timeouts, "chunk_s", body, call.headers, _TAKEN)
+            async with self._transport.exchange(exchange) as response:
+                await response.read()
+
+        return Session(self._stream(_COMPLETIONS, {"prompt": prompt, "session": True}, call, 1), send)
 
     async def chat_whole(self, messages: Messages, **params: Unpack[ChatParams]) -> Answer:
         """The answer to `messages` in one piece; cancelling the call aborts the request."""

@@ -29,6 +29,7 @@ from .delta_stream import DeltaStream
 from .deltas import Answer
 from .engine_process import EngineProcess, private_file
 from .params import Call, ChatParams, CompletionParams, Messages, Prompt
+from .session import Session
 from .timeouts import NO_LIMITS
 from .topology_text import override_texts, topology_text
 
@@ -132,6 +133,10 @@ class Engine:
     def chat(self, messages: Messages, **params: Unpack[ChatParams]) -> DeltaStream:
         """Stream the answer to `messages`: as `AsyncClient.chat`."""
         return self.client.chat(messages, **params)
+
+    def session(self, prompt: str | Sequence[int], **params: Unpack[CompletionParams]) -> Session:
+        """A streaming session that begins with `prompt`: as `AsyncClient.session`."""
+        return self.client.session(prompt, **params)
 
     async def generate_whole(self, prompt: Prompt, **params: Unpack[CompletionParams]) -> Answer:
         """The continuation of `prompt` in one piece."""

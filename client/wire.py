@@ -111,6 +111,7 @@ class WireAnswer(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
     error: ErrorDetails | None = None
+    paused: bool = False
 
 
 class ModelEntries(msgspec.Struct, frozen=True):

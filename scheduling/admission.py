@@ -6,6 +6,7 @@ from typing import Literal
 
 from ..kv_cache.block_pool import blocks_for
 from .loading import begin_loading, num_loadable
+from .next_in_line import next_in_line
 from .plan_builder import PlanBuilder
 from .policy_views import AdmissionView
 from .request import Request
@@ -18,7 +19,7 @@ StopCause = Literal["", "budget", "sequences", "blocks"]
 def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> StopCause:
     """Admit those whose turn it is until budget, rows, blocks or the plan's room for new rows run out."""
     while True:
-        request = _next(state)
+        request = next_in_line(state)
         if request is None:
             return ""
         if not plan.budget or not plan.can_place(request):
@@ -47,14 +48,6 @@ def release_idle(state: SchedulerState) -> bool:
     for request in reversed(idle):
         state.preempt(request)
     return bool(idle)
-
-
-def _next(state: SchedulerState) -> Request | None:
-    """Whose turn it is; during a trial the first of the group that is tried which waits."""
-    if state.trial.is_active:
-        group = (state.waiting[key] for key in state.trial.group if key in state.waiting)
-        return next((request for request in group if request.key in state.lines), None)
-    return state.policies.order.choose(state.lines, state.order_view()) if len(state.lines) else None
 
 
 def _allocate(state: SchedulerState, plan: PlanBuilder, request: Request) -> int:
@@ -107,8 +100,9 @@ def _count_admission(state: SchedulerState, request: Request) -> None:
         counters.prefix_cache_hits += num_cached
     if request.cached_tokens is None:
         request.cached_tokens = min(num_cached, request.num_prompt_tokens)
-        counters.prompt_tokens += request.num_prompt_tokens
+        num_new_tokens = request.num_prompt_tokens - request.num_counted_tokens
+        counters.prompt_tokens += num_new_tokens
         counters.num_admitted += 1
         counters.queue_time_ns += state.now_ns - request.queued_ns
         request.first_row_ns = state.now_ns
-        state.tenants.charge(request.tenant, request.num_prompt_tokens)
+        state.tenants.charge(request.tenant, num_new_tokens)

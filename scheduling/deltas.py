@@ -43,7 +43,7 @@ class _Delta:
         "finish",
         "key",
         "logprobs",
-        "pauses",
+        "pause",
         "position",
         "prompt_logprobs",
         "prompt_token_ids",
@@ -61,7 +61,7 @@ class _Delta:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.finish: Finish | None = None
-        self.pauses: list[Finish] = []
+        self.pause: Finish | None = None
         self.prompt_logprobs: GatheredLogprobs | None = None
         """In the delta that begins with the first token, which stays so when later tokens merge into it."""
         self.prompt_token_ids: list[int] = []
@@ -93,7 +93,7 @@ class Outbox:
         self._request_ids[row], self._choices[row] = request.key
         self._attempts[row] = request.attempt
         self._cached_tokens[row] = request.cached_tokens or 0
-        self._first_positions[row] = request.num_prompt_tokens - request.num_earlier_tokens
+        self._first_positions[row] = request.num_prompt_tokens - request.first_output_index
         self._tokenizer_of[row] = _NOBODY if request.tokenizer is None else self._index_of(request.tokenizer)
 
     def absorb(self, request: Request) -> None:
@@ -116,7 +116,7 @@ class Outbox:
         self.absorb(request)
         if request.tokenizer is None or (logprobs is None and prompt_logprobs is None):
             return
-        delta = self._open(request, request.num_output_tokens - 1)
+        delta = self._open(request, request.output_index - 1)
         if logprobs is not None:
             delta.logprobs.append(logprobs)
         if prompt_logprobs is not None:
@@ -127,16 +127,17 @@ class Outbox:
         """The terminal mark; it rides on the unsent tokens, if there are any."""
         self.absorb(request)
         if request.tokenizer is not None:
-            self._open(request, request.num_output_tokens).finish = finish
+            self._open(request, request.output_index).finish = finish
 
     def pause(self, request: Request, finish: Finish) -> None:
-        """A session's turn is over; the mark rides on the unsent tokens, and what follows merges behind it."""
+        """A session's turn is over; the mark rides on the unsent tokens. Nothing follows before it was sent: the input
+        that is to be answered next comes when it was seen."""
         self.absorb(request)
         if request.tokenizer is not None:
-            self._open(request, request.num_output_tokens).pauses.append(finish)
+            self._open(request, request.output_index).pause = finish
 
     def resend(self, request: Request, position: int = 0) -> None:
-        """A new attempt took the request over, and has the output before `position`: send the rest again.
+        """A new attempt took the request, no session, over, and has the output before `position`: send the rest again.
 
         `position` is not before the resumed tokens, for an attempt never has less than the one before it.
         """
@@ -146,9 +147,13 @@ class Outbox:
             self.place(request)
         if position < request.num_output_tokens:
             delta = self._open(request, position)
-            start = request.num_prompt_tokens - request.num_earlier_tokens + position
-            delta.token_ids = request.token_ids[start:].tolist()
+            delta.token_ids = request.token_ids[request.num_prompt_tokens + position :].tolist()
             delta.logprobs = (request.logprobs or [])[max(0, position - request.num_resumed_tokens) :]
+
+    def has_pause(self, key: RequestKey) -> bool:
+        """The end of the request's turn was not collected yet."""
+        delta = self._deltas.get(key)
+        return delta is not None and delta.pause is not None
 
     def drop(self, key: RequestKey) -> None:
         """Nobody waits for the request's unsent tokens any more."""
@@ -272,7 +277,7 @@ def _message(deltas: list[_Delta]) -> TokenDeltas:
         positions=[delta.position for delta in deltas],
         token_ids=[delta.token_ids for delta in deltas],
         cached_tokens=[delta.cached_tokens for delta in deltas],
-        pauses={row: delta.pauses for row, delta in enumerate(deltas) if delta.pauses},
+        pauses={row: delta.pause for row, delta in enumerate(deltas) if delta.pause is not None},
         finishes={row: delta.finish for row, delta in enumerate(deltas) if delta.finish is not None},
         logprobs={row: delta.logprobs for row, delta in enumerate(deltas) if delta.logprobs},
         prompt_logprobs={

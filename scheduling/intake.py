@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..mailbox.messages.admission import Admit, Stop
 from ..mailbox.messages.requests import Abort, Finish, Refused
 from .request import Request, RequestState
-from .sessions import cut_turn
+from .sessions import cut_turn, end_of_turn
 from .state import SchedulerState
 from .stop import Ending, ending_of
 from .waiting_for_grammar import await_grammar
@@ -33,9 +33,11 @@ def take_in(state: SchedulerState, admit: Admit) -> None:
         return
     state.counters.num_resumed += admit.attempt > 1
     _, sentence = state.verdicts.get(request.key, (0, None)) if admit.attempt > 1 else (0, None)
-    ending = _ended_before(request) if sentence is None else Ending(RequestState.ERROR)
-    if ending is None:
-        _begin(state, request, is_paused=admit.is_paused)
+    ending = None if admit.is_paused else _ended_before(request)
+    if sentence is not None:
+        ending = Ending(RequestState.ERROR)
+    elif ending is None or (request.is_open and ending.state is not RequestState.IGNORED):
+        _begin(state, request, ending, is_paused=admit.is_paused)
         return
     request.state = ending.state
     state.counters.num_finished += 1
@@ -43,8 +45,12 @@ def take_in(state: SchedulerState, admit: Admit) -> None:
     state.outbox.finish(request, finish)
 
 
-def _begin(state: SchedulerState, request: Request, *, is_paused: bool) -> None:
+def _begin(state: SchedulerState, request: Request, ending: Ending | None, *, is_paused: bool) -> None:
+    """It is live: it waits for its turn, or, a resumed session, for input; `ending`: its turn has ended already."""
     state.take_in(request)
+    if ending is not None:
+        end_of_turn(state, request, ending)
+        return
     if is_paused:
         state.pause(request)
         return
@@ -93,7 +99,7 @@ def _ended_before(request: Request) -> Ending | None:
     """How a request ends that needs no token more; None: it needs some."""
     if not 0 < request.num_prompt_tokens < request.max_total_tokens:
         return Ending(RequestState.IGNORED)  # nothing to compute, or the prompt and one token can never fit
-    return ending_of(request) if request.num_turn_tokens and not request.is_open else None
+    return ending_of(request) if request.num_output_tokens else None
 
 
 def _refusal(state: SchedulerState, request: Request) -> Refused | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..kv_cache.block_pool import blocks_for
 from ..kv_cache.prefix_cache import register_full_blocks
 from ..mailbox.messages.transfers import BlocksLoaded
+from .next_in_line import next_in_line
 from .request import Request, RequestState
 from .state import SchedulerState
 
@@ -53,9 +54,11 @@ def lose_loaded(state: SchedulerState) -> None:
 
 
 def lose_one_loaded(state: SchedulerState) -> bool:
-    """The last one of those that wait with what was loaded for them gives it up; False if there is none."""
+    """The last one of those that wait with what was loaded for them gives it up, so that somebody gets on: not the one
+    whose turn it is. False if there is none."""
+    first = next_in_line(state)
     for request in reversed(state.waiting.values()):
-        if request.block_ids:
+        if request.block_ids and request is not first:
             state.release_blocks(request)
             return True
     return False

@@ -87,7 +87,7 @@ class PlanBuilder:
                 token_ids=request.token_ids.tobytes(),
                 block_ids=np.array(request.block_ids, dtype="<i4").tobytes(),
                 sampling=request.row_sampling,
-                num_earlier_tokens=request.num_earlier_tokens,
+                first_output_index=request.first_output_index,
             )
         )
         samples = num_tokens == request.num_uncomputed_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 import msgspec
 
@@ -45,17 +46,17 @@ class Request:
         "draft_token_ids",
         "end_ids",
         "eos_token_ids",
+        "first_output_index",
         "first_row_ns",
         "grammar_key",
-        "inputs",
         "is_open",
         "is_preempted",
         "is_session",
         "key",
         "logprobs",
         "max_total_tokens",
+        "num_counted_tokens",
         "num_deaths",
-        "num_earlier_tokens",
         "num_loaded_tokens",
         "num_passed_over",
         "num_preemptions",
@@ -102,10 +103,10 @@ class Request:
         self._token_ids.extend(admit.output_token_ids)
         self.num_prompt_tokens = len(admit.prompt_token_ids)
         """Of a session: all that stood before its last input, and that."""
-        self.num_earlier_tokens = admit.num_earlier_tokens
-        """Of a session: output tokens of the turns before this one."""
-        self.num_resumed_tokens = admit.num_earlier_tokens + len(admit.output_token_ids)
-        """Output tokens that came with the request."""
+        self.first_output_index = admit.first_output_index
+        """Of a session: output tokens of the turns before this one, which stand in its prompt now."""
+        self.num_resumed_tokens = len(admit.output_token_ids)
+        """Output tokens of this turn that came with the request."""
         self.is_session = admit.is_session
         self.max_total_tokens = 0
         self.set_length(limits)
@@ -114,8 +115,8 @@ class Request:
         self.state = RequestState.WAITING
         self.is_open = admit.is_session
         """A session for which more input may come: it does not end by itself."""
-        self.inputs: list[tuple[array[int], bool]] = []
-        """Of a session: inputs that came before it waited for them, and whether they are the last."""
+        self.num_counted_tokens = 0
+        """Known tokens that stand in the count of prompt tokens, or were output."""
         self._rows: RowArrays | None = None
         self.run: int | None = None
         self.row: int | None = None
@@ -183,14 +184,14 @@ class Request:
         return len(self._token_ids) if rows is None or self.row is None else int(rows.num_tokens[self.row])
 
     @property
-    def num_turn_tokens(self) -> int:
-        """Known output tokens behind the last input."""
+    def num_output_tokens(self) -> int:
+        """Known output tokens; of a session those of this turn."""
         return self.num_tokens - self.num_prompt_tokens
 
     @property
-    def num_output_tokens(self) -> int:
-        """Known output tokens."""
-        return self.num_earlier_tokens + self.num_tokens - self.num_prompt_tokens
+    def output_index(self) -> int:
+        """Of the next output token, over all turns."""
+        return self.first_output_index + self.num_output_tokens
 
     @property
     def num_computed_tokens(self) -> int:
@@ -217,7 +218,7 @@ class Request:
             self.logprobs is not None
             or self.prompt_logprobs is not None
             or sampling.repetition_detection is not None
-            or self.num_turn_tokens < sampling.min_tokens
+            or self.num_output_tokens < sampling.min_tokens
             or len(self.end_ids) > MAX_END_IDS
         )
 
@@ -277,12 +278,17 @@ class Request:
             self._rows.num_drafts[self.row] = 0
         return taken
 
-    def add_input(self, token_ids: array[int], limits: SchedulerLimits) -> None:
-        """A waiting session goes on behind `token_ids`: a new turn."""
-        self.num_earlier_tokens = self.num_output_tokens
+    def add_input(self, token_ids: Sequence[int], limits: SchedulerLimits) -> None:
+        """A paused session goes on behind `token_ids`: a new turn."""
+        self.first_output_index = self.output_index
+        self.num_counted_tokens = len(self._token_ids)
         self._token_ids.extend(token_ids)
         self.num_prompt_tokens = len(self._token_ids)
+        self.num_resumed_tokens = 0
+        self.cached_tokens = None
         self.set_length(limits)
+        if self.logprobs is not None:
+            self.logprobs = []
 
     def set_length(self, limits: SchedulerLimits) -> None:
         """Where this turn ends at the latest."""
@@ -291,12 +297,11 @@ class Request:
         self.max_total_tokens = min(wanted, limits.max_total_tokens)
 
     def cut_output(self, num_output_tokens: int) -> None:
-        """Output tokens from this index on do not count; it does not run now."""
-        num_tokens = self.num_prompt_tokens - self.num_earlier_tokens + num_output_tokens
-        del self._token_ids[max(self.num_prompt_tokens, num_tokens) :]
+        """Only so many output tokens of this turn count; it does not run now."""
+        del self._token_ids[self.num_prompt_tokens + num_output_tokens :]
+        self.block_keys.forget_from(len(self._token_ids))
         if self.logprobs is not None:
             del self.logprobs[max(0, num_output_tokens - self.num_resumed_tokens) :]
-        self.block_keys.forget_from(len(self._token_ids))
 
     def forget_output(self, block_size: int) -> None:
         """Begin again, as the request came for the first time; it does not run now."""
@@ -309,9 +314,9 @@ class Request:
             self.prompt_logprobs = GatheredLogprobs()
 
     def usage(self) -> Usage:
-        """Token counts so far."""
+        """Token counts so far; of a session those of this turn."""
         return Usage(
-            prompt_tokens=self.num_prompt_tokens - self.num_earlier_tokens,
+            prompt_tokens=self.num_prompt_tokens,
             completion_tokens=self.num_output_tokens,
             cached_tokens=self.cached_tokens or 0,
         )

@@ -37,7 +37,9 @@ def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
     has_preempted = False
     wanted = _wanted(state)
     while int(wanted.num_blocks.sum()) > state.pool.num_free:
-        if preempt_one(state):
+        if state.rows.num_drafts.any():
+            _drop_drafts(state)
+        elif preempt_one(state):
             has_preempted = True
         elif not lose_one_loaded(state):
             # Alone every request fits, but what is on its way from elsewhere holds blocks until it is there.
@@ -64,6 +66,12 @@ def _wanted(state: SchedulerState) -> _Wanted:
     num_tokens = _under_budget(np.minimum(num_left + num_drafts, limits.max_chunk), limits.max_num_batched_tokens)
     num_blocks = -(-(num_computed + num_tokens) // limits.block_size) - arrays.num_blocks[rows]
     return _Wanted(rows, num_tokens, num_left, np.maximum(num_blocks, 0))
+
+
+def _drop_drafts(state: SchedulerState) -> None:
+    """Nobody goes for the sake of guesses."""
+    for request in state.rows.of(np.flatnonzero(state.rows.num_drafts).astype(np.int32)):
+        request.take_drafts(0)
 
 
 def _rows_in_order(state: SchedulerState) -> Int32s:

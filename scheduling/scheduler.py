@@ -38,7 +38,7 @@ from .estimate import decayed
 from .events import Event, TokenizerGone, WorkerAttached, WorkerGone
 from .integrity import check_integrity
 from .limits import SchedulerLimits
-from .loading import blocks_loaded
+from .loading import blocks_loaded, lose_one_loaded
 from .plan_builder import PlanBuilder
 from .running import schedule_running
 from .sessions import add_input
@@ -163,7 +163,9 @@ class Scheduler:
         state = self._state
         builder = PlanBuilder(self.limits, state.rows)
         if not schedule_running(state, builder):
-            admit_waiting(state, builder)
+            cause = admit_waiting(state, builder)
+            while cause == "blocks" and not state.running and lose_one_loaded(state):
+                cause = admit_waiting(state, builder)
         if builder.is_empty and state.trial.is_active and release_idle(state):
             admit_waiting(state, builder)
         if builder.is_empty:

@@ -151,9 +151,12 @@ class SchedulerState:
         self._wait(request, RequestState.WAITING)
 
     def pause(self, request: Request) -> None:
-        """A session that runs, or was only just taken in, waits for input."""
+        """A session that runs or waits, or was only just taken in, waits for input."""
         if request.run is not None:
             self._leave_running(request)
+        elif request.key in self.waiting:
+            self._leave_waiting(request)
+            request.is_preempted = False
         request.state = RequestState.WAITING_FOR_INPUT
         self.paused[request.key] = request
 

@@ -23,7 +23,7 @@ def ending_of(request: Request) -> Ending | None:
     of earlier attempts counted, only the length ends it: there is no place for one token more.
     """
     min_tokens, last = request.sampling.min_tokens, request.token_ids[-1]
-    is_guarded = min_tokens > 0 and request.num_turn_tokens < min_tokens
+    is_guarded = min_tokens > 0 and request.num_output_tokens < min_tokens
     if last in request.eos_token_ids and not is_guarded:
         return Ending(RequestState.STOPPED)
     if last in request.stop_token_ids and not is_guarded:

@@ -153,7 +153,7 @@ def _end_if_complete(state: SchedulerState, request: Request) -> bool:
 
 
 def _end(state: SchedulerState, request: Request, ending: Ending) -> None:
-    if request.is_open and request.num_tokens < state.limits.max_total_tokens:
+    if request.is_open:
         end_of_turn(state, request, ending)
         return
     state.outbox.finish(request, Finish(ending.state.finish_reason, request.usage(), ending.stop_reason))

@@ -151,3 +151,5 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     usage: UsageObject | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
+    """In the chunk that ends a turn of a streaming session, whose stream goes on."""

@@ -15,14 +15,16 @@ from .api_keys import ApiKeys, read_api_keys
 from .body_parser import BodyParser
 from .body_reader import HELD_BODIES, HELD_BYTES, BodyBudget
 from .endpoint import JSON, Endpoint
-from .endpoint_table import generating, looking, tokenizing
+from .endpoint_table import conversing, generating, looking, tokenizing
 from .generation import GenerationHandlers
 from .http_errors import error_response, from_http_exception, invalid_body, unexpected
 from .http_metrics import CLIENT_GONE, HttpMetrics
 from .metrics import ServerMetrics
+from .open_sessions import OpenSessions
 from .openapi import OpenAPIHandlers
 from .request_ids import REQUEST_ID, request_id_header
 from .service_endpoints import ServiceHandlers
+from .session_endpoints import SessionHandlers
 from .tokenize_endpoints import TokenizeHandlers
 
 UNTYPED = "application/octet-stream"
@@ -36,9 +38,11 @@ def build_app(frontend: FrontendAPI, settings: ServerSection) -> web.Application
     metrics = ServerMetrics(frontend)
     bodies = BodyBudget(max(HELD_BYTES, HELD_BODIES * settings.max_request_bytes))
     parser = BodyParser()
-    generation = GenerationHandlers(frontend, settings, metrics, bodies, parser)
+    sessions = OpenSessions()
+    generation = GenerationHandlers(frontend, settings, metrics, bodies, parser, sessions)
     endpoints = (
         *generating(generation),
+        *conversing(SessionHandlers(frontend, settings, sessions, bodies, parser)),
         *tokenizing(TokenizeHandlers(frontend, settings, metrics, bodies, parser)),
         *looking(ServiceHandlers(frontend, settings, metrics)),
     )

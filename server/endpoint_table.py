@@ -13,6 +13,7 @@ from .openapi_types import (
     ChatCompletionRequest,
     Completion,
     CompletionRequest,
+    SessionInputRequest,
     TokenizeRequest,
 )
 from .service_endpoints import (
@@ -24,10 +25,12 @@ from .service_endpoints import (
     StatusObject,
     VersionObject,
 )
+from .session_endpoints import InputAnswer, SessionHandlers
 from .tokenize_endpoints import DetokenizeAnswer, TokenizeAnswer, TokenizeHandlers
 from .tokenize_request import DetokenizeFields
 
 MODEL = Parameter("model", "path", str, "The served name.")
+SESSION = Parameter("id", "path", str, "The session's id, as each chunk of its stream has it.")
 COMPAT = Parameter("compat", "query", Literal["none", "vllm"], "Whose names are added; default: server.metrics_compat.")
 
 
@@ -50,6 +53,22 @@ def generating(handlers: GenerationHandlers) -> tuple[Endpoint, ...]:
             {200: {JSON: Completion, EVENTS: Completion}},
             BODY_ERRORS,
             CompletionRequest,
+            needs_key=True,
+        ),
+    )
+
+
+def conversing(handlers: SessionHandlers) -> tuple[Endpoint, ...]:
+    """What adds to a streaming session."""
+    return (
+        Endpoint(
+            "POST",
+            "/v1/requests/{id}/input",
+            handlers.add_input,
+            {202: {JSON: InputAnswer}},
+            (*BODY_ERRORS, 409),
+            SessionInputRequest,
+            parameters=(SESSION,),
             needs_key=True,
         ),
     )

@@ -29,12 +29,14 @@ from .generation_request import GenerationRequest
 from .http_errors import unexpected
 from .json_values import check_num_values
 from .metrics import ServerMetrics
+from .open_sessions import OpenSessions
 from .prompt_only import without_output
 from .prompt_streams import submit
 from .request_body import ignored_header, parse_body
 from .request_ids import REQUEST_ID, request_id_header
 from .request_timing import RequestTiming
 from .served_model import served_model
+from .session_timing import SessionTiming
 from .whole_choices import collect, unfinished
 
 CLOSE_TIMEOUT_S = 2.0
@@ -51,7 +53,9 @@ class GenerationHandlers:
         metrics: ServerMetrics,
         bodies: BodyBudget,
         parser: BodyParser,
+        sessions: OpenSessions,
     ) -> None:
+        self._sessions = sessions
         self._frontend = frontend
         self._settings = settings
         self._metrics = metrics
@@ -92,6 +96,9 @@ class GenerationHandlers:
             request = await self._parser.parse(body, parse)
             del body
             timing.expect(request.num_choices, n=request.answer.num_choices, max_tokens=request.sampling.max_tokens)
+            if request.is_session:
+                session_timing = SessionTiming(timing, self._metrics, request.sampling.max_tokens)
+                return await self._generate(http_request, request, id_prefix, session_timing)
             return await self._generate(http_request, request, id_prefix, timing)
 
     def _parse_chat(self, body: bytes) -> GenerationRequest:
@@ -103,13 +110,19 @@ class GenerationHandlers:
         return parse_completion_request(parse_body(body), self._model)
 
     async def _generate(
-        self, http_request: web.Request, request: GenerationRequest, id_prefix: str, timing: RequestTiming
+        self,
+        http_request: web.Request,
+        request: GenerationRequest,
+        id_prefix: str,
+        timing: RequestTiming | SessionTiming,
     ) -> web.StreamResponse:
         request_id = id_prefix + uuid.uuid4().hex
         headers = {REQUEST_ID: request_id_header(http_request.headers.get(REQUEST_ID))}
         if request.ignored_fields:
             headers["x-ignored-fields"] = ignored_header(request.ignored_fields)
-        stream = submit(self._frontend, request_id, request)
+        stream = submit(self._frontend, request_id, request, self._settings.session_idle_s)
+        if isinstance(timing, SessionTiming):
+            self._sessions.add(request_id, http_request, timing)
         task = asyncio.current_task()
         assert task is not None
         self._live.add(task)
@@ -123,6 +136,7 @@ class GenerationHandlers:
                 )
                 writer = EventWriter(http_request, headers, self._settings)
                 return await _answer_in_events(deltas, chunks, writer, timing, self._encoder)
+            assert isinstance(timing, RequestTiming), "a session is streamed"
             whole = await collect(deltas, request.num_choices, timing)
             body = await self._encoder.encode(lambda: encode_answer(answer_format.whole(whole)), whole)
             return await self._answer_whole(http_request, body, headers, timing)
@@ -137,6 +151,7 @@ class GenerationHandlers:
             raise
         finally:
             self._live.discard(task)
+            self._sessions.remove(request_id)
             timing.end("abort")
             stream.close()
 
@@ -157,7 +172,7 @@ class GenerationHandlers:
         http_request: web.Request,
         body: bytes,
         headers: Mapping[str, str],
-        timing: RequestTiming,
+        timing: RequestTiming | SessionTiming,
     ) -> web.Response:
         response = web.Response(body=body, content_type="application/json", headers=headers)
         await response.prepare(http_request)
@@ -173,7 +188,7 @@ async def _answer_in_events(
     stream: AsyncIterator[Delta],
     chunks: ChunkSequence,
     writer: EventWriter,
-    timing: RequestTiming,
+    timing: RequestTiming | SessionTiming,
     encoder: AnswerEncoder,
 ) -> web.StreamResponse:
     """Raises RequestError as long as the response has not begun; afterwards an error is an event."""

@@ -49,6 +49,8 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     is_prompt_only: bool = False
     """The one token that the engine is asked for is not part of the answer."""
     streams: bool = False
+    is_session: bool = False
+    """A streaming session."""
     ignored_fields: list[str] = []
 
     @property

@@ -22,6 +22,7 @@ ERRORS = {
     400: "The request is wrong, or asks for something that is not supported yet.",
     401: "A valid API key is needed.",
     404: "No such model.",
+    409: "The session has ended, or has got its last input.",
     408: "The body came too slowly.",
     413: "The body is too large.",
     415: "The body is of another media type than application/json.",

@@ -12,9 +12,9 @@ from ..errors import RequestError
 from .generation_request import GenerationRequest
 
 
-def submit(frontend: FrontendAPI, request_id: str, request: GenerationRequest) -> RequestStream:
+def submit(frontend: FrontendAPI, request_id: str, request: GenerationRequest, session_idle_s: float) -> RequestStream:
     """The stream of all of the request's choices. Raises RequestError if one of its prompts is not taken, and then none
-    is."""
+    is. `session_idle_s`: of a streaming session."""
     ids = [request_id]
     if len(request.prompts) > 1:
         ids = [f"{request_id}-{index}" for index in range(len(request.prompts))]
@@ -31,6 +31,7 @@ def submit(frontend: FrontendAPI, request_id: str, request: GenerationRequest) -
                     num_choices=request.answer.num_choices,
                     options=request.prompt_options,
                     priority=request.priority,
+                    session_idle_s=session_idle_s if request.is_session else None,
                 )
             )
     except BaseException:

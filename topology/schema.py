@@ -100,6 +100,8 @@ class ServerSection(Struct, frozen=True, forbid_unknown_fields=True):
     """A waiting stream gets an SSE comment this often [seconds]. static"""
     client_stall_s: Annotated[float, Meta(gt=0.0)] = 60.0
     """A client that takes nothing for so long is aborted [seconds]. static"""
+    session_idle_s: Annotated[float, Meta(gt=0.0)] = 300.0
+    """A streaming session that gets no input for so long ends [seconds]. static"""
     drain_timeout_s: Seconds = 30.0
     """On SIGTERM running requests get so long to finish [seconds]. static"""
     metrics_compat: Literal["none", "vllm"] = "none"

@@ -34,8 +34,9 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     block_ids: bytes
     """int32: the blocks held now, prefix hits first; block i holds positions i * block_size and on."""
     sampling: SamplingParams
-    num_earlier_tokens: int = 0
-    """Output tokens of a streaming session that stand in its prompt: they count in the index of an output token."""
+    first_output_index: int = 0
+    """Output tokens of a session's earlier turns, which count as prompt: the token at position p is drawn with the index
+    p - num_prompt_tokens + first_output_index."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=30):

@@ -20,6 +20,7 @@ from callboard.mailbox.messages.requests import (
     Prompt,
     PromptDetails,
     PromptOptions,
+    SessionInput,
     TextPrompt,
     Tokenized,
     Usage,
@@ -98,6 +99,9 @@ class FakeFrontend:
         self.model_name, self.max_model_len, self.vocab_size = MODEL, MAX_MODEL_LEN, VOCAB_SIZE
         self.max_live_requests = 10_000
         self.has_priorities = False
+        self.takes_sessions = True
+        self.inputs: list[tuple[str, SessionInput | None]] = []
+        self.input_refusal: Exception | None = None
         self.kv_cache = KVCacheSection(block_size=8, num_blocks=100, prefix_caching=False)
         self.script = script
         self.refusal: Exception | None = None
@@ -119,15 +123,21 @@ class FakeFrontend:
         num_choices=1,
         options=AS_IT_IS,
         priority=0,
+        session_idle_s=None,
     ):
         if self.refusal is not None:
             raise self.refusal
         stream = FakeStream(request_id, prompt, sampling, cache_salt, returns_prompt, num_choices)
-        stream.options, stream.priority = options, priority
+        stream.options, stream.priority, stream.session_idle_s = options, priority, session_idle_s
         self.streams.append(stream)
         self.arrivals.put_nowait(stream)
         self.script(stream)
         return stream
+
+    def add_input(self, request_id, given):
+        if self.input_refusal is not None:
+            raise self.input_refusal
+        self.inputs.append((request_id, given))
 
     def health(self):
         return self.health_now
