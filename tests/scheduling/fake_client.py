@@ -40,9 +40,10 @@ class Client:
         assert self.token_ids[position : position + len(new)] == new[: len(self.token_ids) - position]
         self.token_ids = self.token_ids[:position] + new
         self.finish = message.finishes.get(row)
-        pauses = message.pauses.get(row, [])
-        self.pauses += pauses
-        assert new or pauses or self.finish is not None, "an empty delta"
+        pause = message.pauses.get(row)
+        if pause is not None:
+            self.pauses.append(pause)
+        assert new or pause or self.finish is not None, "an empty delta"
         self._check_prompt_logprobs(message, row, position == 0 and bool(new))
         wanted = self.admit.sampling.logprobs
         assert (row in message.logprobs) == (wanted is not None and bool(new))

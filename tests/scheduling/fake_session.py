@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from callboard.mailbox.messages.admission import AddInput, Admit
+from callboard.mailbox.messages.requests import Finish
 
 
 class Session:
-    """What its client said, and where each turn ended as far as it was told, or ended it itself."""
+    """What its client said, and where each turn ended as far as it was told."""
 
     def __init__(self, admit: Admit) -> None:
         self.admit = admit
@@ -18,33 +19,45 @@ class Session:
 
     @property
     def is_paused(self) -> bool:
-        """It waits for input, as far as its client knows."""
+        """It waits for input."""
         return len(self.ends) > len(self.inputs)
 
-    def cut(self, num_tokens: int) -> None:
-        """Its client ended the turn, or cut the end of the one that is over."""
-        if self.is_paused:
-            self.ends.pop()
-        self.ends.append(num_tokens)
-
-    def begin_again(self, output: list[int], attempt: int, tokenizer: str) -> tuple[Admit, list[AddInput]]:
-        """What the next attempt sends: all up to the last input that its client saw taken, then the others."""
+    @property
+    def turn_start(self) -> int:
+        """Output tokens before the turn that it is in, or that ended last."""
         starts = [0, *self.ends]
-        used = self.inputs[: len(self.ends)]
+        return starts[-2] if self.is_paused else starts[-1]
+
+    @property
+    def has_said_all(self) -> bool:
+        """No more input comes."""
+        return any(event.is_last for event in self.inputs)
+
+    def pause(self, finish: Finish) -> None:
+        """A turn has ended."""
+        assert not self.is_paused, f"two ends of a turn: {self.ends}, {self.inputs}, {finish}"
+        self.ends.append(sum(self.ends[-1:]) + finish.usage.completion_tokens)
+
+    def cut(self, num_tokens: int) -> None:
+        """Its client gave up what stands behind so many tokens; if the turn is not over that ends it."""
+        if self.is_paused:
+            self.ends[-1] = num_tokens
+
+    def begin_again(self, output: list[int], attempt: int, tokenizer: str) -> Admit:
+        """What the next attempt sends: all up to the last input, and what was said behind it."""
+        starts = [0, *self.ends]
         prompt = list(self.admit.prompt_token_ids)
-        for start, end, event in zip(starts, self.ends, used, strict=False):
+        for start, end, event in zip(starts, self.ends, self.inputs, strict=False):
             prompt += [*output[start:end], *event.token_ids]
         if self.is_paused:
             prompt += output[starts[-2] : starts[-1]]
-        admit = msgspec.structs.replace(
+        return msgspec.structs.replace(
             self.admit,
             attempt=attempt,
             tokenizer=tokenizer,
             prompt_token_ids=prompt,
             output_token_ids=output[starts[-1] :],
-            num_earlier_tokens=starts[-1],
+            first_output_index=starts[-1],
             is_paused=self.is_paused,
-            is_session=not any(event.is_last for event in used),
+            is_session=not self.has_said_all,
         )
-        rest = [msgspec.structs.replace(event, attempt=attempt) for event in self.inputs[len(self.ends) :]]
-        return admit, rest

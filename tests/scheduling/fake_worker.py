@@ -150,7 +150,7 @@ class FakeWorker:
             assert new.num_prompt_tokens == len(admit.prompt_token_ids)
             assert token_ids[: new.num_prompt_tokens] == list(admit.prompt_token_ids)
             assert new.sampling == true_row_sampling(admit, len(token_ids) > new.num_prompt_tokens)
-            assert new.num_earlier_tokens == admit.num_earlier_tokens
+            assert new.first_output_index == admit.first_output_index
             self.rows[new.row] = Row(new, admit)
             self.keys[new.run] = key
         known = [

@@ -37,12 +37,12 @@ class Twin:
         if state.epoch is None or len(state.in_flight) >= self.limits.pipeline_depth:
             return None
         plan = TwinPlan()
-        is_room, was_short = self._is_room_made()
+        is_room, has_preempted = self._is_room_made()
         if is_room:
             self._plan_running(plan)
         for request in state.running:
             state.label_blocks(request)
-        if not was_short:
+        if is_room and not has_preempted:
             self._admit_waiting(plan)
         if not plan.rows:
             return None
@@ -99,19 +99,19 @@ class Twin:
         )
 
     def _is_room_made(self) -> tuple[bool, bool]:
-        """Blocks are taken from the running until what the others need is there, then from what was loaded for those
-        that wait. Whether there is room now, and whether blocks were short."""
-        state, is_short = self.state, False
-        while self._num_new_blocks() > len(state.pool.free):
-            is_short = True
-            loaded = [request for request in state.waiting() if request.blocks]
-            if len(state.running) > 1:
+        """Drafts are given up, then blocks are taken from the running until what the others need is there, then from
+        what was loaded for those that wait. Whether there is room now, and whether somebody lost his row."""
+        state, num_before = self.state, self.state.num_preemptions
+        is_room = True
+        while is_room and self._num_new_blocks() > len(state.pool.free):
+            if any(request.drafts for request in state.running):
+                for request in state.running:
+                    request.drafts = []
+            elif len(state.running) > 1:
                 self._preempt(policies.victim(state))
-            elif loaded:
-                state.drop_loaded(loaded[-1])
             else:
-                return False, True  # what is being loaded for others must come first
-        return True, is_short
+                is_room = self._has_dropped_loaded()  # if not, what is being loaded for others must come first
+        return is_room, state.num_preemptions > num_before
 
     def _preempt(self, victim: TwinRequest) -> None:
         state = self.state
@@ -152,14 +152,14 @@ class Twin:
                 return
             if (num_loadable := self._num_loadable(request)) > 0:
                 if not self._has_room(request, 0, num_loadable, []):
-                    if self._has_dropped_loaded():
+                    if not state.running and self._has_dropped_loaded():
                         continue
                     return
                 self._begin_loading(request, num_loadable)
                 continue
             num_tokens = self._take_first_blocks(request, budget)
             if not num_tokens:
-                if self._has_dropped_loaded():
+                if not state.running and self._has_dropped_loaded():
                     continue
                 return
             self._start(request)
@@ -168,12 +168,12 @@ class Twin:
             state.label_blocks(request)
 
     def _has_dropped_loaded(self) -> bool:
-        """If nothing runs, who waits last of those with loaded blocks gives them up, or nobody would ever run."""
-        loaded = [request for request in self.state.waiting() if request.blocks]
-        if self.state.running or not loaded:
-            return False
-        self.state.drop_loaded(loaded[-1])
-        return True
+        """Who waits last of those with loaded blocks gives them up, but not the one whose turn it is."""
+        first = policies.next_to_admit(self.state)
+        loaded = [request for request in self.state.waiting() if request.blocks and request is not first]
+        if loaded:
+            self.state.drop_loaded(loaded[-1])
+        return bool(loaded)
 
     def _fits_in_message(self, plan: TwinPlan, request: TwinRequest) -> bool:
         """The first new row always may go."""
@@ -224,8 +224,9 @@ class Twin:
         if request.num_cached_tokens is None:
             request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
             state.num_admitted += 1
-            state.num_prompt_tokens += request.num_prompt_tokens
-            state.served[request.admit.tenant] += request.num_prompt_tokens
+            num_new = request.num_prompt_tokens - request.num_counted
+            state.num_prompt_tokens += num_new
+            state.served[request.admit.tenant] += num_new
         request.state = RUNNING
         request.was_preempted = False
         request.num_loaded = 0

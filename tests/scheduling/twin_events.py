@@ -12,7 +12,7 @@ from callboard.mailbox.messages.steps import StepResult
 from callboard.mailbox.messages.transfers import BlocksLoaded
 from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
 from callboard.tests.scheduling.twin_request import FOR_GRAMMAR, FOR_INPUT, FOR_REMOTE_KV, TwinEnd, TwinRequest
-from callboard.tests.scheduling.twin_sessions import add_input, cut_turn, end_turn
+from callboard.tests.scheduling.twin_sessions import add_input, cut_turn, end_turn, has_room
 from callboard.tests.scheduling.twin_state import TwinState
 
 
@@ -74,19 +74,21 @@ def _admit(state: TwinState, admit: Admit) -> None:
             return
         state.forget(known)  # a session begins anew
     request = TwinRequest(admit, state.limits)
-    end = _end_at_once(request)
+    end = None if admit.is_paused else _end_at_once(request)
     code = _refusal(state, request) if admit.attempt == 1 and end is None else None
     if code is not None:
         state.refused[request.key] = code
         return
-    if end is not None:
+    if end is not None and (not request.is_open or not has_room(request)):
         state.ends[request.key] = (state.told(request, end), request.num_come_with, request.output)
         state.num_finished += 1
         return
     state.turns[request.key, request.num_prompt_tokens] = request.admit
     state.take_in(request)
-    if admit.is_paused:
+    if admit.is_paused or end is not None:
         state.pause(request)
+        if end is not None:
+            state.pauses.setdefault(request.key, []).append(state.told(request, end))
         return
     state.enqueue(request)
     if admit.grammar_key and admit.grammar_key not in state.grammars:
@@ -97,9 +99,9 @@ def _admit(state: TwinState, admit: Admit) -> None:
 
 def _end_at_once(request: TwinRequest) -> TwinEnd | None:
     """Nothing to compute, no room for one token more, or all of it there already."""
-    if not request.num_prompt_tokens or request.num_prompt_tokens >= request.max_total:
+    if not has_room(request):
         return TwinEnd("length")
-    return request.end_after_last_token() if request.turn_output and not request.is_open else None
+    return request.end_after_last_token() if request.turn_output else None
 
 
 def _refusal(state: TwinState, request: TwinRequest) -> str | None:
@@ -203,7 +205,7 @@ def _append(state: TwinState, request: TwinRequest, sampled: list[int]) -> None:
         end = request.end_after_last_token()
         if end is None:
             continue
-        if request.is_open and len(request.tokens) < request.longest:
+        if request.is_open:
             end_turn(state, request, end)
         else:
             state.end(request, end)

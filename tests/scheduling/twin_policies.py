@@ -82,7 +82,7 @@ def victim(state: TwinState) -> TwinRequest:
     least_urgent = max(request.admit.priority for request in behind)
     candidates = [request for request in behind if request.admit.priority == least_urgent]
     if state.limits.preemption == "retract":
-        return min(reversed(candidates), key=lambda r: (r.num_output_tokens, -r.num_prompt_tokens))
+        return min(reversed(candidates), key=lambda r: (len(r.turn_output), -r.num_prompt_tokens))
     return max(reversed(candidates), key=lambda request: _bid(state, request))
 
 
@@ -120,8 +120,8 @@ def _num_reckoned(request: TwinRequest) -> int:
 
 def share_after_retract(state: TwinState) -> Fraction:
     """At least what those that still run have written of what they may, in parts per million."""
-    written = sum(r.num_output_tokens + AHEAD for r in state.running)
-    allowed = sum(r.num_output_tokens + _num_reckoned(r) for r in state.running)
+    written = sum(len(r.turn_output) + AHEAD for r in state.running)
+    allowed = sum(len(r.turn_output) + _num_reckoned(r) for r in state.running)
     measured = Fraction(written * 10**6 // max(1, allowed), 10**6) if state.running else Fraction(0)
     return max(state.share, min(Fraction(1), measured))
 

@@ -41,16 +41,14 @@ class TwinRequest:
         self.attempt = admit.attempt
         self.tokenizer: str | None = admit.tokenizer
         self.tokens = [*admit.prompt_token_ids, *admit.output_token_ids]
-        self.num_earlier_tokens = admit.num_earlier_tokens
-        """Output of turns before this one."""
+        self.num_come_with = admit.first_output_index
+        """Output tokens of a session that stood in the prompt that came."""
         self.earlier_output: list[int] = []
-        """But for what stood in the prompt that came."""
-        self.num_come_with = admit.num_earlier_tokens
-        """Output tokens that stood in the prompt that came."""
+        """Of turns before this one, but for those."""
         self.is_open = admit.is_session
         """More input may come."""
-        self.inputs: list[tuple[list[int], bool]] = []
-        """Those that came too early, and whether they are the last."""
+        self.num_counted = 0
+        """Tokens of the prompt that were counted, or were output."""
         self.has_told_prompt = admit.sampling.prompt_logprobs is None or bool(admit.output_token_ids)
         """No log-probabilities of its prompt are wanted any more."""
         self.state = WAITING
@@ -75,7 +73,7 @@ class TwinRequest:
         self.num_remote_tokens = admit.num_remote_tokens
         self.transfer: object = None
         self.num_cached_tokens: int | None = None
-        """At first admission."""
+        """At first admission; of a session's turn."""
         self.num_deaths = self.num_preemptions = 0
         self.orphan: tuple[int, int] | None = None
         """Until when (ns) it may be claimed; and a number that grows."""
@@ -94,9 +92,9 @@ class TwinRequest:
         return self.earlier_output + self.turn_output
 
     @property
-    def num_output_tokens(self) -> int:
-        """Of all turns."""
-        return self.num_earlier_tokens + len(self.turn_output)
+    def output_index(self) -> int:
+        """Of the next output token, over all turns."""
+        return self.num_come_with + len(self.output)
 
     @property
     def longest(self) -> int:
@@ -140,13 +138,14 @@ class TwinRequest:
 
     def begin_turn(self, token_ids: list[int]) -> None:
         """A session goes on behind its output so far and this input."""
-        self.num_earlier_tokens, self.earlier_output = self.num_output_tokens, self.output
+        first_output_index, self.earlier_output = self.output_index, self.output
+        self.num_counted, self.num_cached_tokens = len(self.tokens), None
         self.tokens = self.tokens + token_ids
         self.admit = msgspec.structs.replace(
             self.admit,
             prompt_token_ids=list(self.tokens),
             output_token_ids=[],
-            num_earlier_tokens=self.num_earlier_tokens,
+            first_output_index=first_output_index,
         )
 
     def end_after_last_token(self) -> TwinEnd | None:

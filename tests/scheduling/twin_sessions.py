@@ -7,43 +7,39 @@ from callboard.tests.scheduling.twin_request import FOR_INPUT, TwinEnd, TwinRequ
 from callboard.tests.scheduling.twin_state import TwinState
 
 
-def add_input(state: TwinState, event: AddInput) -> None:
-    """It is used when the session waits for it."""
-    request = state.live.get((event.request_id, event.choice))
-    if request is None or request.attempt != event.attempt or not request.is_open:
-        return
-    request.inputs.append((list(event.token_ids), event.is_last))
-    if request.state == FOR_INPUT:
-        use_input(state, request)
+def has_room(request: TwinRequest) -> bool:
+    """There is something to answer, and room for one token more."""
+    return 0 < request.num_prompt_tokens < request.max_total
 
 
 def end_turn(state: TwinState, request: TwinRequest, end: TwinEnd) -> None:
-    """The client is told; input that is there already goes in at once."""
+    """The client is told, and says when it goes on."""
     state.pauses.setdefault(request.key, []).append(state.told(request, end))
     state.pause(request)
-    if request.inputs:
-        use_input(state, request)
 
 
 def cut_turn(state: TwinState, request: TwinRequest, position: int) -> None:
-    """The client's end of a turn: output from index `position` + 1 on does not count."""
-    if request.state != FOR_INPUT:
+    """The client's end of a turn: output from index `position` + 1 on does not count; told once a turn."""
+    has_told = request.state == FOR_INPUT
+    if not has_told:
         state.pause(request)
-    num_kept = position + 1 - request.num_earlier_tokens
-    del request.tokens[request.num_prompt_tokens + max(0, num_kept) :]
-    if request.inputs:
-        use_input(state, request)
+    num_behind = request.output_index - (position + 1)
+    del request.tokens[len(request.tokens) - min(num_behind, len(request.turn_output)) :]
+    if not has_told:
+        state.pauses.setdefault(request.key, []).append(state.told(request, TwinEnd("stop")))
 
 
-def use_input(state: TwinState, request: TwinRequest) -> None:
-    """A turn begins; nothing to answer, or no room for an answer, ends the session."""
-    token_ids, is_last = request.inputs.pop(0)
-    request.is_open = not is_last
-    if not token_ids:
+def add_input(state: TwinState, event: AddInput) -> None:
+    """A turn begins; nothing to answer, or no room for an answer, ends the session. At another time it is dropped."""
+    request = state.live.get((event.request_id, event.choice))
+    if request is None or request.attempt != event.attempt or request.state != FOR_INPUT:
+        return
+    request.is_open = not event.is_last
+    if event.is_last and not event.token_ids:
         state.end(request, TwinEnd("stop"))
         return
-    request.begin_turn(token_ids)
-    if len(request.tokens) >= request.longest:
+    request.begin_turn(event.token_ids)
+    if not has_room(request):
         state.end(request, TwinEnd("length"))
         return
     state.turns[request.key, request.num_prompt_tokens] = request.admit

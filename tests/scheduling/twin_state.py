@@ -137,6 +137,11 @@ class TwinState:
         """A session waits for its client."""
         if request.state == RUNNING:
             self.leave_row(request)
+        elif request.state == FOR_REMOTE_KV:
+            self.abandon_load(request)
+        else:
+            self.drop_loaded(request)
+        request.was_preempted = False
         self.wait(request, FOR_INPUT)
 
     def drop_loaded(self, request: TwinRequest) -> None:
@@ -162,8 +167,8 @@ class TwinState:
                 load.request = None
 
     def told(self, request: TwinRequest, end: TwinEnd) -> Told:
-        num_inputs = request.num_prompt_tokens - request.num_earlier_tokens
-        return Told(end, request.num_output_tokens, num_inputs, request.num_cached_tokens or 0)
+        """Of the turn that it is in."""
+        return Told(end, len(request.turn_output), request.num_prompt_tokens, request.num_cached_tokens or 0)
 
     def end(self, request: TwinRequest, end: TwinEnd) -> None:
         """It is over, and its client is told so."""

@@ -13,6 +13,7 @@ from callboard.scheduling.limits import SchedulerLimits
 from callboard.tests.scheduling.choices import Choices, between, one_of
 from callboard.tests.scheduling.fake_model import next_token
 from callboard.tests.scheduling.fake_worker import make_admit, make_limits
+from callboard.tests.scheduling.twin_request import FOR_INPUT
 from callboard.tests.scheduling.twin_world import GRAMMARS, World
 
 TOKENIZERS = ("tokenizer.0", "tokenizer.1")
@@ -142,10 +143,12 @@ def answer_load(world: World, choices: Choices) -> None:
 
 def add_input(world: World, choices: Choices) -> None:
     """A session's client says more."""
-    if world.sessions():
+    paused = [key for key in world.open_sessions() if world.talks[key].is_paused]
+    others = [key for key in world.open_sessions() if world.twin.state.live[key].state != FOR_INPUT]
+    if paused or others:
+        key = one_of(choices, others if not paused or (others and choices.below(5) == 4) else paused)
         token_ids = [between(choices, 1, 3) for _ in range(between(choices, 0, 4))]
-        is_last = not token_ids or one_of(choices, [False, False, True])
-        world.add_input(one_of(choices, world.sessions()), token_ids, is_last=is_last)
+        world.add_input(key, token_ids, is_last=one_of(choices, [False, False, True]))
 
 
 def cut_turn(world: World, choices: Choices) -> None:

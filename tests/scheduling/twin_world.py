@@ -115,8 +115,8 @@ class World:
                 has_ended = not client.is_live
                 num_pauses = len(client.pauses)
                 client.receive(message, row)
-                if key in self.talks:
-                    self.talks[key].ends += [finish.usage.completion_tokens for finish in client.pauses[num_pauses:]]
+                for finish in client.pauses[num_pauses:]:
+                    self.talks[key].pause(finish)
                 if client.finish is not None and not has_ended:
                     self._check_end(client)
         for refusals in outgoing.refused.values():
@@ -189,10 +189,9 @@ class World:
         client = self.clients[key]
         client.attempt, client.tokenizer, client.is_orphan = client.attempt + 1, tokenizer, False
         if key in self.talks:
-            admit, inputs = self.talks[key].begin_again(client.token_ids, client.attempt, tokenizer)
             client.pauses.clear()
             self.twin.state.pauses.pop(key, None)
-            self.call(admit, *inputs)
+            self.call(self.talks[key].begin_again(client.token_ids, client.attempt, tokenizer))
             return
         output = list(client.token_ids)
         self.call(
@@ -227,21 +226,18 @@ class World:
         live = self.twin.state.live
         return [key for key in self.live() if key in live and live[key].is_open]
 
-    def sessions(self) -> list[Key]:
-        """Those whose client has not said that it says no more."""
-        return [key for key in self.open_sessions() if not any(event.is_last for event in self.talks[key].inputs)]
-
     def add_input(self, key: Key, token_ids: list[int], *, is_last: bool) -> None:
-        """A client says more to a session."""
+        """A client says more to a session; at a wrong time nobody hears it."""
         event = AddInput(key[0], key[1], self.clients[key].attempt, token_ids, is_last)
-        self.talks[key].inputs.append(event)
+        if self.talks[key].is_paused:
+            self.talks[key].inputs.append(event)
         self.call(event)
 
     def num_told_of_turn(self, key: Key) -> int:
         """Output tokens of the turn that the scheduler is in, which the client has; 0 if it is behind."""
         if self.clients[key].tokenizer in self.blocked:
             return 0
-        return max(0, len(self.clients[key].token_ids) - self.twin.state.live[key].num_earlier_tokens)
+        return max(0, len(self.clients[key].token_ids) - self.talks[key].turn_start)
 
     def cut_turn(self, key: Key, position: int) -> None:
         """The tokenizer of a session has found a stop string, which ends the turn."""
@@ -263,16 +259,18 @@ class World:
             self.resume(key, "tokenizer.0")
         for grammar_key in GRAMMARS:
             self.call(GrammarReady(grammar_key))
-        for key in self.sessions():
-            self.add_input(key, [], is_last=True)
-        while self.plans or self.results or self.connector.loads:
+        while True:
+            paused = [key for key in self.open_sessions() if self.talks[key].is_paused]
             if self.plans:
                 self.work()
             elif self.results:
                 self.deliver()
+            elif self.connector.loads:
+                self.answer_load(next(iter(self.connector.loads)), 0)
+            elif paused:
+                self.add_input(paused[0], [], is_last=True)
             else:
-                transfer = next(iter(self.connector.loads))
-                self.answer_load(transfer, 0)
+                break
         unended = [key for key, client in self.clients.items() if client.is_live]
         assert not unended, "\n".join([f"{unended} were never ended", *scheduler_lines(self.scheduler)])
         assert not self.twin.state.live
