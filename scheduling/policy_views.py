@@ -82,6 +82,6 @@ class AdmissionView(NamedTuple):
 
 
 BlocksWanted = Callable[[Request, int, int, AdmissionView], int]
-"""(request, num_cached_tokens, num_first_tokens, view) -> blocks that must be free in the pool for it, beside the cached
-ones: at least those for its first `num_first_tokens` behind the cached ones, at most what makes it certain to be
+"""(request, num_cached_tokens, num_first_tokens, view) -> blocks that must be free in the pool for it, beside the
+cached ones: at least those for its first `num_first_tokens` behind the cached ones, at most what makes it certain to be
 admitted when the pool is empty."""

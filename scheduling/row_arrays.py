@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+RowIndexes = npt.NDArray[np.intp]
+"""Rows as numpy wants them: with an index of another type each access would convert it first."""
 
 MAX_END_IDS = 4
 """Tokens that end a request, compared in numpy; a request with more of them is watched."""
@@ -60,7 +62,7 @@ class RowArrays:
         self.requests: list[Request | None] = [None] * max_num_seqs
         self._free = list(range(max_num_seqs))
         self._removed: list[int] = []
-        self._in_order: Int32s | None = None
+        self._in_order: RowIndexes | None = None
         self._requests_in_order: list[Request] | None = None
 
     @property
@@ -84,14 +86,14 @@ class RowArrays:
         self._removed.append(row)
         self._in_order = self._requests_in_order = None
 
-    def in_order(self) -> Int32s:
+    def in_order(self) -> RowIndexes:
         """[num_running] rows in use, by run: as they were taken. Read only."""
         if self._in_order is None:
             used = np.flatnonzero(self.run)
-            self._in_order = used[np.argsort(self.run[used])].astype(np.int32)
+            self._in_order = used[np.argsort(self.run[used])]
         return self._in_order
 
-    def of(self, rows: Int32s) -> list[Request]:
+    def of(self, rows: RowIndexes) -> list[Request]:
         """The requests in rows that are in use; a list that nobody changes."""
         if rows is not self._in_order:
             return self._of(rows)
@@ -99,7 +101,7 @@ class RowArrays:
             self._requests_in_order = self._of(rows)
         return self._requests_in_order
 
-    def _of(self, rows: Int32s) -> list[Request]:
+    def _of(self, rows: RowIndexes) -> list[Request]:
         requests = self.requests
         return [request for row in rows.tolist() if (request := requests[row]) is not None]
 
