@@ -110,7 +110,7 @@ class Twin:
             elif len(state.running) > 1:
                 self._preempt(policies.victim(state))
             else:
-                is_room = self._has_dropped_loaded()  # if not, what is being loaded for others must come first
+                is_room = self._has_dropped_loaded(None)  # if not, what is being loaded for others must come first
         return is_room, state.num_preemptions > num_before
 
     def _preempt(self, victim: TwinRequest) -> None:
@@ -152,14 +152,14 @@ class Twin:
                 return
             if (num_loadable := self._num_loadable(request)) > 0:
                 if not self._has_room(request, 0, num_loadable, []):
-                    if not state.running and self._has_dropped_loaded():
+                    if not state.running and self._has_dropped_loaded(request):
                         continue
                     return
                 self._begin_loading(request, num_loadable)
                 continue
             num_tokens = self._take_first_blocks(request, budget)
             if not num_tokens:
-                if not state.running and self._has_dropped_loaded():
+                if not state.running and self._has_dropped_loaded(request):
                     continue
                 return
             self._start(request)
@@ -167,10 +167,9 @@ class Twin:
             self._run(plan, request, num_tokens)
             state.label_blocks(request)
 
-    def _has_dropped_loaded(self) -> bool:
-        """Who waits last of those with loaded blocks gives them up, but not the one whose turn it is."""
-        first = policies.next_to_admit(self.state)
-        loaded = [request for request in self.state.waiting() if request.blocks and request is not first]
+    def _has_dropped_loaded(self, spared: TwinRequest | None) -> bool:
+        """Who waits last of those with loaded blocks gives them up."""
+        loaded = [request for request in self.state.waiting() if request.blocks and request is not spared]
         if loaded:
             self.state.drop_loaded(loaded[-1])
         return bool(loaded)
