@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from .request import Rank, Request
+from .row_arrays import Int64s
 
 
 class WaitingLines(Protocol):
@@ -72,12 +73,23 @@ class Estimate(NamedTuple):
     share_ppm: int
 
 
+class RunningCounts(NamedTuple):
+    """Of n requests that run."""
+
+    num_tokens: Int64s
+    """[n]: known"""
+    num_blocks: Int64s
+    """[n]: held"""
+    max_total: Int64s
+    """[n]: tokens with which each ends"""
+
+
 class AdmissionView(NamedTuple):
     """What the room that an admission needs may depend on. Blocks, of `block_size` tokens."""
 
     block_size: int
     num_blocks: int
-    running: Sequence[Request]
+    running: RunningCounts
     estimate: Estimate
 
 
