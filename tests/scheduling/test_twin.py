@@ -1,4 +1,4 @@
-"""The scheduler against its brute-force twin, under random transitions in tiny pools: every call gives the twin's plan."""
+"""The scheduler against its brute-force twin, under random transitions in tiny pools: each call gives the twin's plan."""
 
 from __future__ import annotations
 
