@@ -18,7 +18,7 @@ def check_run(num_steps: int, stem: Path) -> None:
     recorded_s = time.perf_counter() - begin_s
     statistics = run.scheduler.statistics()
     assert statistics.num_preemptions > num_steps / 1000
-    assert statistics.num_failed_steps > 0 and statistics.num_orphans_ended > 0
+    assert min(statistics.num_failed_steps, statistics.num_orphans_ended) >= num_steps // 10_000
     replay = replayed(stem)
     assert replay.difference is None and not replay.ending
     assert replay.num_steps == run.num_steps >= num_steps
