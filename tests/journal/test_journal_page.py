@@ -23,7 +23,7 @@ def block(language: str) -> str:
 
 
 def test_its_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    LightRun(1, tmp_path / "journal").run(400)
+    LightRun(1, tmp_path / "journal").run(150)
     monkeypatch.chdir(tmp_path)
     commands = [shlex.split(line.partition("#")[0]) for line in block("sh").splitlines()]
     assert len(commands) == 4
@@ -32,7 +32,7 @@ def test_its_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         result = CliRunner().invoke(app, args)
         assert program == "callboard" and result.exit_code == 0, result.output
         assert expected in result.output
-    show = [{"5120": "200", "cmpl-1f0e": "r2"}.get(arg, arg) for arg in commands[3][1:]]
+    show = [{"5120": "20", "cmpl-1f0e": "r2"}.get(arg, arg) for arg in commands[3][1:]]
     result = CliRunner().invoke(app, show)
     assert result.exit_code == 0, str(result.exception)
     assert "since its arrival" in result.output
