@@ -232,6 +232,7 @@ def test_a_question_is_asked_again_when_the_scheduler_or_the_tokenizer_dies(
 # Tenants
 
 
+@pytest.mark.nightly
 def test_a_key_names_its_tenant_and_knows_its_requests(
     null_model: Path, oracle: Oracle, tmp_path: Path, send: Callable[..., Any]
 ) -> None:
