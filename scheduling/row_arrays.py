@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+RowIndexes = npt.NDArray[np.intp]
+"""Rows as numpy wants them: with an index of another type each access would convert it first."""
 
 MAX_END_IDS = 4
 """Tokens that end a request, compared in numpy; a request with more of them is watched."""
@@ -51,6 +53,8 @@ class RowArrays:
         """Tokens with which the request ends."""
         self.end_ids: Int32s = np.full((max_num_seqs, MAX_END_IDS), NO_TOKEN, np.int32)
         """[max_num_seqs, MAX_END_IDS]: EOS and stop ids; NO_TOKEN fills up."""
+        self.is_prefilling: Bools = np.zeros(max_num_seqs, np.bool_)
+        """No plan of its run has come to its last known token yet."""
         self.is_watched: Bools = np.zeros(max_num_seqs, np.bool_)
         """Each of its tokens is looked at in Python."""
         self.tenant: Int32s = np.zeros(max_num_seqs, np.int32)
@@ -60,7 +64,7 @@ class RowArrays:
         self.requests: list[Request | None] = [None] * max_num_seqs
         self._free = list(range(max_num_seqs))
         self._removed: list[int] = []
-        self._in_order: Int32s | None = None
+        self._in_order: RowIndexes | None = None
         self._requests_in_order: list[Request] | None = None
 
     @property
@@ -84,14 +88,14 @@ class RowArrays:
         self._removed.append(row)
         self._in_order = self._requests_in_order = None
 
-    def in_order(self) -> Int32s:
+    def in_order(self) -> RowIndexes:
         """[num_running] rows in use, by run: as they were taken. Read only."""
         if self._in_order is None:
             used = np.flatnonzero(self.run)
-            self._in_order = used[np.argsort(self.run[used])].astype(np.int32)
+            self._in_order = used[np.argsort(self.run[used])]
         return self._in_order
 
-    def of(self, rows: Int32s) -> list[Request]:
+    def of(self, rows: RowIndexes) -> list[Request]:
         """The requests in rows that are in use; a list that nobody changes."""
         if rows is not self._in_order:
             return self._of(rows)
@@ -99,7 +103,7 @@ class RowArrays:
             self._requests_in_order = self._of(rows)
         return self._requests_in_order
 
-    def _of(self, rows: Int32s) -> list[Request]:
+    def _of(self, rows: RowIndexes) -> list[Request]:
         requests = self.requests
         return [request for row in rows.tolist() if (request := requests[row]) is not None]
 
@@ -112,12 +116,16 @@ class RowArrays:
         """The worker is gone and its rows with it: there is nobody to tell."""
         self._removed = []
 
-    def check_integrity(self, used: list[int]) -> None:
-        """Assert that free and used rows are all the rows, each once."""
-        rows = sorted([*self._free, *used])
-        assert rows == list(range(self.max_num_seqs)), f"rows are {rows}, not 0..{self.max_num_seqs - 1}"
+    def check_integrity(self, used: list[int]) -> list[int]:
+        """Assert that no row is free or used twice, or both. Returns those that are neither: they are given back."""
+        rows = {*self._free, *used}
+        assert len(rows) == len(self._free) + len(used), f"rows {sorted(used)} are used, {sorted(self._free)} free"
+        lost = sorted(set(range(self.max_num_seqs)) - rows)
+        for row in lost:
+            self.give_back(row)
         assert sorted(np.flatnonzero(self.run).tolist()) == sorted(used), "rows with a run and running requests differ"
         assert len(set(self._removed)) == len(self._removed), f"a row is removed twice: {self._removed}"
         heap = list(self._free)
         heapify(heap)
         assert heap[:1] == self._free[:1], "the free rows are no heap"
+        return lost
