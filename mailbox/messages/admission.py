@@ -95,7 +95,7 @@ class TokenDeltas(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     """In the delta with a request's first token, if asked for: one entry for each prompt token but the first."""
     pauses: dict[int, Finish] = {}
-    """Row index -> why a streaming session waits for input now; its tokens so far have all been sent."""
+    """Row index -> how a turn of a streaming session ended, behind the tokens of the row: one a turn."""
 
 
 TokenizerToScheduler = Admit | AddInput | Stop | Abort | Explain

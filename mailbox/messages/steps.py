@@ -125,7 +125,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31)
     end_ns: int
     """CLOCK_MONOTONIC when the sampled tokens were on the host."""
     logprob_rows: bytes = b""
-    """int32 [j]: indexes into the k rows, of the requests that asked for log-probabilities."""
+    """int32 [j]: indexes into `token_ids`, of the tokens whose requests asked for log-probabilities."""
     logprobs: bytes = b""
     """float32 [j]: raw log-probability of the sampled token."""
     top_ids: bytes = b""
