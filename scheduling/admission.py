@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from ..kv_cache.block_pool import blocks_for
@@ -13,33 +11,35 @@ from .plan_builder import PlanBuilder
 from .policy_views import AdmissionView, RunningCounts
 from .request import Request
 from .state import SchedulerState
-
-StopCause = Literal["", "budget", "sequences", "blocks"]
-"""Why no more requests were admitted; empty: nobody waits who could go."""
+from .wait_clock import WaitCause
 
 
-def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> StopCause:
-    """Admit those whose turn it is until budget, rows, blocks or the plan's room for new rows run out."""
+def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> WaitCause | None:
+    """Admit those whose turn it is until budget, rows, blocks or the plan's room for new rows run out, which is
+    returned; None: nobody waits who could go."""
     while True:
         request = next_in_line(state)
         if request is None:
-            return ""
+            return None
         if not plan.budget or not plan.can_place(request):
-            return "budget"
+            return WaitCause.BUDGET
         if not state.rows.num_free:
-            return "sequences"
+            return WaitCause.SEQUENCES
         num_cached = len(state.cached_blocks(request)) * state.limits.block_size
         if num_loadable(state, request) > max(num_cached, request.num_loaded_tokens):
             if not _has_room(state, request, 0, num_loadable(state, request)):
-                return "blocks"
+                return WaitCause.BLOCKS
             begin_loading(state, request)
             continue
         num_tokens = _allocate(state, plan, request)
         if not num_tokens:
-            return "blocks"
+            return WaitCause.BLOCKS
         _pass_over(state, request)
         _count_admission(state, request)
         state.start(request)
+        assert request.row is not None
+        state.rows.is_prefilling[request.row] = num_tokens < request.num_uncomputed_tokens
+        state.ledgers.chunk(request, num_tokens)
         plan.place(request, num_tokens)
         state.cache_full_blocks(request)
 
@@ -48,7 +48,7 @@ def release_idle(state: SchedulerState) -> bool:
     """Take rows and blocks from those that a trial lets wait in them; True if there were any."""
     idle = [request for request in state.running.values() if request.key not in state.trial.group]
     for request in reversed(idle):
-        state.preempt(request)
+        state.preempt(request, "trial")
     return bool(idle)
 
 

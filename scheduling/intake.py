@@ -39,6 +39,8 @@ def take_in(state: SchedulerState, admit: Admit) -> None:
     elif ending is None or (request.is_open and ending.state is not RequestState.IGNORED):
         _begin(state, request, ending, is_paused=admit.is_paused)
         return
+    state.ledgers.come(request)
+    state.ledgers.end(request, ending.state)
     request.state = ending.state
     state.counters.num_finished += 1
     finish = Finish(ending.state.finish_reason, request.usage(), ending.stop_reason, message=sentence)
@@ -90,7 +92,7 @@ def _take_over(state: SchedulerState, known: Request, admit: Admit) -> None:
     state.counters.num_resumed += 1
     if known.has_lost_prompt_logprobs and not admit.output_token_ids:
         if known.run is not None:
-            state.preempt(known)
+            state.preempt(known, "resume")
         known.forget_output(state.limits.block_size)
     state.outbox.resend(known, len(admit.output_token_ids))
 

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain
 
+from .leak_ledger import Leak
 from .request import RequestState
 from .state import SchedulerState
 
 
-def check_integrity(state: SchedulerState) -> list[int]:
-    """Assert them all; O(blocks + requests). Returns the blocks that had leaked: they are given back and counted."""
+def check_integrity(state: SchedulerState) -> list[Leak]:
+    """Assert them all; O(blocks + requests). Returns the blocks and rows that had leaked: they are given back and
+    counted."""
     _check_running(state)
     _check_waiting(state)
     _check_orphans(state)
     _check_trial(state)
-    state.rows.check_integrity([request.row for request in state.running.values() if request.row is not None])
+    lost_rows = state.rows.check_integrity([r.row for r in state.running.values() if r.row is not None])
     state.tenants.check_integrity(Counter(request.tenant for request in state.requests()))
-    owners = chain((request.block_ids for request in state.requests()), state.transfers.blocks())
-    leaked = state.pool.check_integrity(owners)
-    state.counters.num_leaks += len(leaked)
-    return leaked
+    loading = state.transfers.blocks()
+    lost_blocks = state.pool.check_integrity(chain((r.block_ids for r in state.requests()), loading.values()))
+    state.ledgers.check_integrity(request.key for request in state.requests())
+    leaks = state.leaks.name(lost_blocks, lost_rows, state.requests(), loading) if lost_blocks or lost_rows else []
+    state.counters.num_leaks += len(leaks)
+    return leaks
 
 
 def _check_running(state: SchedulerState) -> None:

@@ -25,17 +25,22 @@ def begin_loading(state: SchedulerState, request: Request) -> None:
     request.num_remote_tokens = 0  # it is tried once
     block_ids = state.pool.allocate(blocks_for(num_tokens, state.limits.block_size))
     state.hold_back(request, RequestState.WAITING_FOR_REMOTE_KV)
-    state.transfers.begin(request, num_tokens, block_ids)
+    transfer = state.transfers.begin(request, num_tokens, block_ids)
+    state.leaks.load(transfer, request.key, block_ids, state.steps.num_planned)
 
 
 def blocks_loaded(state: SchedulerState, event: BlocksLoaded) -> None:
     """What is there can be used, and found by others; the other blocks are free."""
     request, block_ids = state.transfers.complete(event.transfer)
     if request is None:
+        state.leaks.end_load(event.transfer, block_ids)
         state.pool.free(block_ids)
         return
     size = state.limits.block_size
     num_full = min(event.num_tokens // size, len(block_ids))
+    state.leaks.end_load(event.transfer, block_ids[num_full:])
+    if not num_full:
+        state.leaks.unload(request, "goes on without it")
     state.pool.free(block_ids[num_full:])
     request.block_ids = block_ids[:num_full]
     request.num_loaded_tokens = num_full * size
@@ -46,6 +51,7 @@ def blocks_loaded(state: SchedulerState, event: BlocksLoaded) -> None:
 def lose_loaded(state: SchedulerState) -> None:
     """The worker is gone, or its memory is not to be trusted: what was loaded is lost, what is on its way unwanted."""
     for request in state.transfers.waiting():
+        state.leaks.unload(request, "goes on without it")
         state.transfers.abandon(request)
         state.let_go(request)
     for request in state.waiting.values():

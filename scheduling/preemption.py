@@ -19,7 +19,7 @@ def preempt_one(state: SchedulerState) -> bool:
     )
     state.counters.num_preemptions += 1
     victim.num_preemptions += 1
-    state.preempt(victim)
+    state.preempt(victim, "blocks")
     if state.limits.admission == "estimate":
         state.estimate = after_retract(state.estimate, state.running_in_order())
     return True

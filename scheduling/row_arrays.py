@@ -53,6 +53,8 @@ class RowArrays:
         """Tokens with which the request ends."""
         self.end_ids: Int32s = np.full((max_num_seqs, MAX_END_IDS), NO_TOKEN, np.int32)
         """[max_num_seqs, MAX_END_IDS]: EOS and stop ids; NO_TOKEN fills up."""
+        self.is_prefilling: Bools = np.zeros(max_num_seqs, np.bool_)
+        """No plan of its run has come to its last known token yet."""
         self.is_watched: Bools = np.zeros(max_num_seqs, np.bool_)
         """Each of its tokens is looked at in Python."""
         self.tenant: Int32s = np.zeros(max_num_seqs, np.int32)
@@ -114,12 +116,16 @@ class RowArrays:
         """The worker is gone and its rows with it: there is nobody to tell."""
         self._removed = []
 
-    def check_integrity(self, used: list[int]) -> None:
-        """Assert that free and used rows are all the rows, each once."""
-        rows = sorted([*self._free, *used])
-        assert rows == list(range(self.max_num_seqs)), f"rows are {rows}, not 0..{self.max_num_seqs - 1}"
+    def check_integrity(self, used: list[int]) -> list[int]:
+        """Assert that no row is free or used twice, or both. Returns those that are neither: they are given back."""
+        rows = {*self._free, *used}
+        assert len(rows) == len(self._free) + len(used), f"rows {sorted(used)} are used, {sorted(self._free)} free"
+        lost = sorted(set(range(self.max_num_seqs)) - rows)
+        for row in lost:
+            self.give_back(row)
         assert sorted(np.flatnonzero(self.run).tolist()) == sorted(used), "rows with a run and running requests differ"
         assert len(set(self._removed)) == len(self._removed), f"a row is removed twice: {self._removed}"
         heap = list(self._free)
         heapify(heap)
         assert heap[:1] == self._free[:1], "the free rows are no heap"
+        return lost

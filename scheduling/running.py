@@ -113,6 +113,11 @@ def _schedule(state: SchedulerState, plan: PlanBuilder, wanted: _Wanted) -> None
     if len(is_growing):
         _give_blocks(state, plan, rows[is_growing], num_blocks[is_growing])
     requests = arrays.of(rows)
+    is_prefilling = arrays.is_prefilling[rows]
+    if np.count_nonzero(is_prefilling):
+        for i in np.flatnonzero(is_prefilling).tolist():
+            state.ledgers.chunk(requests[i], int(num_tokens[i]))
+        arrays.is_prefilling[rows] = is_prefilling & (num_tokens < num_left)
     if np.count_nonzero(arrays.num_drafts):
         num_drafts = np.maximum(num_tokens - num_left, 0).astype(np.int32)
         drafts = [request.take_drafts(count) for request, count in zip(requests, num_drafts.tolist(), strict=True)]
@@ -129,7 +134,10 @@ def _give_blocks(state: SchedulerState, plan: PlanBuilder, rows: RowIndexes, num
     for request, count in zip(state.rows.of(rows), num_blocks.tolist(), strict=True):
         request.block_ids += block_ids[at : at + count]
         at += count
-    state.rows.num_blocks[rows] += num_blocks
+    arrays = state.rows
+    arrays.num_blocks[rows] += num_blocks
+    runs, is_for_drafts = np.repeat(arrays.run[rows], num_blocks), np.repeat(arrays.num_drafts[rows] > 0, num_blocks)
+    state.leaks.grow(block_ids, runs, is_for_drafts, state.steps.num_planned)
     plan.append_blocks(rows, num_blocks, block_ids)
 
 

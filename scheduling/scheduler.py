@@ -27,7 +27,7 @@ from msgspec import structs
 from ..mailbox.messages.admission import AddInput, Admit, Stop
 from ..mailbox.messages.drafts import Drafts
 from ..mailbox.messages.grammar import GrammarFailed, GrammarReady
-from ..mailbox.messages.requests import Abort
+from ..mailbox.messages.requests import Abort, RequestLedger
 from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from ..mailbox.messages.transfers import BlocksLoaded
 from . import expiry, failures, intake, orphans
@@ -37,6 +37,7 @@ from .drafting import take_drafts
 from .estimate import decayed
 from .events import Event, TokenizerGone, WorkerAttached, WorkerGone
 from .integrity import check_integrity
+from .leak_ledger import Leak
 from .limits import SchedulerLimits
 from .loading import blocks_loaded, lose_one_loaded
 from .plan_builder import PlanBuilder
@@ -45,6 +46,7 @@ from .sessions import add_input
 from .state import SchedulerState
 from .statistics import SchedulerStatistics, statistics_of
 from .update import apply_result
+from .wait_clock import WaitCause
 from .waiting_for_grammar import decide_grammar
 
 
@@ -57,6 +59,11 @@ class Scheduler:
         self._epoch: int | None = None
         """Of the worker that is attached; None while there is none."""
         self._next_step = 0
+
+    @property
+    def now_ns(self) -> int:
+        """Of the last `step`."""
+        return self._state.now_ns
 
     @property
     def num_in_flight(self) -> int:
@@ -82,6 +89,7 @@ class Scheduler:
         """
         state = self._state
         state.now_ns = now_ns
+        state.ledgers.advance(now_ns)
         state.drain_rate.advance(now_ns, state.is_queue)
         for event in events:
             self._apply(event)
@@ -106,10 +114,18 @@ class Scheduler:
         """Gauges and counters now."""
         return statistics_of(self._state)
 
-    def check_integrity(self) -> list[int]:
+    def explain(self, request_id: str, now_ns: int | None = None) -> tuple[RequestLedger, ...]:
+        """Where the time of a request's choices went, of each that lives or has ended lately; changes nothing.
+
+        Up to `now_ns`, not before the last step; None: up to the last step.
+        """
+        state = self._state
+        return state.ledgers.explain(request_id, state.choices(request_id), state.now_ns if now_ns is None else now_ns)
+
+    def check_integrity(self) -> list[Leak]:
         """Assert the invariants of all state; O(blocks + requests), so only when idle.
 
-        Returns the blocks that had leaked: they are given back and counted.
+        Returns what had leaked, blocks and rows: it is given back and counted.
         """
         return check_integrity(self._state)
 
@@ -158,16 +174,20 @@ class Scheduler:
                 assert_never(result.outcome)
 
     def _plan(self, now_ns: int) -> StepPlan | None:
+        state = self._state
+        if self._epoch is None or state.is_fresh_due:
+            state.ledgers.stop(WaitCause.WORKER)
         if self._epoch is None or not self.can_plan:
             return None
-        state = self._state
         builder = PlanBuilder(self.limits, state.rows)
+        cause: WaitCause | None = WaitCause.BLOCKS
         if not schedule_running(state, builder):
             cause = admit_waiting(state, builder)
-            while cause == "blocks" and not state.running and lose_one_loaded(state):
+            while cause is WaitCause.BLOCKS and not state.running and lose_one_loaded(state):
                 cause = admit_waiting(state, builder)
         if builder.is_empty and state.trial.is_active and release_idle(state):
             admit_waiting(state, builder)
+        state.ledgers.stop(WaitCause.WORKER if state.trial.is_active else cause or WaitCause.BUDGET)
         if builder.is_empty:
             return None  # rows freed since the last plan are named in the next one
         plan, planned = builder.build(

@@ -12,6 +12,8 @@ from .deltas import Outbox
 from .drain_rate import DrainRate
 from .estimate import START
 from .grammars import Grammars
+from .leak_ledger import LeakLedger
+from .ledger import LedgerBook, PreemptionCause
 from .limits import SchedulerLimits
 from .policy import make_policies
 from .policy_views import OrderView
@@ -21,7 +23,13 @@ from .step_log import StepLog
 from .tenants import TenantCounters
 from .transfers import Transfers
 from .trial import Trial
+from .wait_clock import WaitCause
 from .waiting_lines import HeapLines
+
+_HELD_BACK_FOR = {
+    RequestState.WAITING_FOR_GRAMMAR: WaitCause.GRAMMAR,
+    RequestState.WAITING_FOR_REMOTE_KV: WaitCause.REMOTE_KV,
+}
 
 
 class SchedulerState:
@@ -39,6 +47,8 @@ class SchedulerState:
         self.rows = RowArrays(limits.max_num_seqs, limits.block_size)
         self.steps = StepLog()
         self.counters = Counters()
+        self.ledgers = LedgerBook(limits)
+        self.leaks = LeakLedger(limits.num_blocks, limits.max_num_seqs)
         self.outbox = Outbox(self.rows)
         self.policies = make_policies(limits)
         self.lines = HeapLines(self.policies.order)
@@ -141,6 +151,7 @@ class SchedulerState:
         request_id, choice = request.key
         self._choices.setdefault(request_id, {})[choice] = request
         request.queued_ns = self.now_ns
+        self.ledgers.come(request)
         self.tenants.come(request.tenant)
         self.deadlines.add(request)
 
@@ -152,6 +163,8 @@ class SchedulerState:
 
     def pause(self, request: Request) -> None:
         """A session that runs or waits, or was only just taken in, waits for input."""
+        self.ledgers.hold(request, WaitCause.INPUT)
+        self.leaks.leave(request, "waits for input")
         if request.run is not None:
             self._leave_running(request)
         elif request.key in self.waiting:
@@ -163,15 +176,18 @@ class SchedulerState:
     def unpause(self, request: Request) -> None:
         """It has input: it is a newcomer among the waiting."""
         del self.paused[request.key]
+        self.ledgers.line_up(request, is_newcomer=True)
         self.enqueue(request)
 
     def hold_back(self, request: Request, state: RequestState) -> None:
         """A waiting request cannot go yet: it is passed by, and keeps its rank."""
+        self.ledgers.hold(request, _HELD_BACK_FOR[state])
         self.lines.remove(request)
         request.state = state
 
     def let_go(self, request: Request) -> None:
         """What it was held back for is there."""
+        self.ledgers.line_up(request)
         request.state = RequestState.PREEMPTED if request.is_preempted else RequestState.WAITING
         self.lines.add(request)
 
@@ -185,28 +201,35 @@ class SchedulerState:
         request.state = RequestState.RUNNING
         request.is_preempted = False
         request.enter(self.rows, self.rows.take(request, self._last_run), self._last_run, num_computed)
+        self.ledgers.start(request, is_tried=self.trial.is_active)
+        self.leaks.admit(request, num_computed // self.limits.block_size, self.steps.num_planned)
         self.rows.tenant[request.row] = self.tenants.index_of(request.tenant)
         self.outbox.place(request)
         self.running[self._last_run] = request
 
-    def preempt(self, request: Request) -> None:
+    def preempt(self, request: Request, cause: PreemptionCause) -> None:
         """A running request loses row, run and blocks and waits again, to be computed anew.
 
         What its run still has in flight is dropped when it comes. Its full blocks keep their keys until they are
         taken, so often most of it is found again.
         """
+        self.ledgers.preempt(request, cause, self.steps.num_planned)
+        self.leaks.leave(request, f"preempted ({cause})")
         self._leave_running(request)
         request.is_preempted = True
         self._wait(request, RequestState.PREEMPTED)
 
     def release_blocks(self, request: Request) -> None:
         """A waiting request gives up the keys and values that were loaded for it."""
+        self.leaks.unload(request, "goes on without it")
         self.pool.free(request.block_ids)
         request.block_ids = []
         request.num_loaded_tokens = 0
 
     def end(self, request: Request, state: RequestState) -> None:
         """A live request is finished and forgotten."""
+        self.ledgers.end(request, state)
+        self.leaks.leave(request, state.value)
         if request.run is not None:
             self._leave_running(request)
         elif request.key in self.paused:

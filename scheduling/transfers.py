@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from ..mailbox.messages.transfers import LoadBlocks
 from .request import Request
@@ -17,14 +17,15 @@ class Transfers:
         self._block_ids: dict[int, list[int]] = {}
         self._unsent: list[LoadBlocks] = []
 
-    def begin(self, request: Request, num_tokens: int, block_ids: list[int]) -> None:
-        """Load the first `num_tokens` positions of the request into these blocks."""
+    def begin(self, request: Request, num_tokens: int, block_ids: list[int]) -> int:
+        """Load the first `num_tokens` positions of the request into these blocks. Returns the transfer's number."""
         self._last += 1
         request.transfer = self._last
         self._requests[self._last] = request
         self._block_ids[self._last] = block_ids
         request_id, choice = request.key
         self._unsent.append(LoadBlocks(self._last, request_id, choice, num_tokens, list(block_ids)))
+        return self._last
 
     def abandon(self, request: Request) -> None:
         """The request does not want it any more."""
@@ -43,9 +44,9 @@ class Transfers:
         """Requests that wait for theirs."""
         return [request for request in self._requests.values() if request is not None]
 
-    def blocks(self) -> Iterator[list[int]]:
-        """Of all live transfers."""
-        return iter(self._block_ids.values())
+    def blocks(self) -> Mapping[int, list[int]]:
+        """Of all live transfers, by number."""
+        return self._block_ids
 
     def drain_unsent(self) -> list[LoadBlocks]:
         """Those that the connector was not told of yet."""

@@ -48,6 +48,9 @@ def apply_result(state: SchedulerState, result: StepResult) -> None:
     is_plain = ~one_by_one
     plain_tokens = found.first_token_ids[is_plain]
     one_by_one[is_plain] = _append_plain(state, rows[is_plain], found.positions[is_plain], plain_tokens)
+    if found.num_drafts is not None:
+        num_accepted = np.zeros_like(found.num_drafts) if found.counts is None else np.subtract(found.counts, 1)
+        state.ledgers.count_drafts(rows, found.num_drafts, num_accepted)
     logprobs = ResultLogprobs(result)
     for i in np.flatnonzero(one_by_one).tolist():
         request = arrays.requests[rows[i]]
@@ -172,6 +175,7 @@ def _append_each(state: SchedulerState, request: Request, found: _Tokens, i: int
         state.rows.num_computed[request.row] -= int(found.num_drafts[i]) - (count - 1)
     request.num_deaths = 0
     state.trial.acquit(request.key)
+    state.ledgers.token(request)
     if request.first_row_ns is not None:
         _count_first_token(state, request, request.first_row_ns)
     for index in range(first, first + count):

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from ..actors.frontend_api import Delta, FrontendAPI, RequestStream
+from ..actors.task_register import start_task
 from ..errors import RequestError
 from .generation_request import GenerationRequest
 
@@ -65,7 +66,12 @@ class PromptStreams:
         self._arrived: asyncio.Queue[Delta | Exception | _End] = asyncio.Queue(maxsize=1)
         self._num_open = len(streams)
         self._readers = [
-            asyncio.create_task(self._read(stream, index), name=f"prompt {index} of {request_id}")
+            start_task(
+                self._read(stream, index),
+                owner=request_id,
+                event=f"reading prompt {index}",
+                is_owned=lambda: self._num_open > 0,
+            )
             for index, stream in enumerate(streams)
         ]
 

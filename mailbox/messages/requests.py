@@ -317,6 +317,7 @@ class RequestLedger(msgspec.Struct, frozen=True, array_like=True, gc=False):
     chunks: tuple[int, ...]
     """Tokens of each step that computed more than one position, or the last one of the prompt; the first 256."""
     preemptions: tuple[PreemptionRecord, ...]
+    """The first 256."""
     num_recomputed_tokens: int
     """Positions computed more than once."""
     num_draft_tokens: int = 0
