@@ -116,7 +116,6 @@ class Cast:
     def _make_scheduler(self, name: str) -> None:
         topology = self._start.topology
         section, kv_cache = topology.scheduler, topology.kv_cache
-        assert section.policy != "fair", "the topology was checked"
         limits = SchedulerLimits(
             max_num_seqs=section.max_num_seqs,
             max_num_batched_tokens=section.max_num_batched_tokens,
@@ -132,6 +131,11 @@ class Cast:
             max_plan_tokens=max_plan_tokens(topology, self._start.max_model_len),
             resume_grace_s=topology.supervision.resume_grace_s,
             policy=section.policy,
+            preemption=section.preemption,
+            admission=section.admission,
+            fair_aging_tokens_per_s=section.fair_aging_tokens_per_s,
+            fair_aging_max_tokens=section.fair_aging_max_tokens,
+            max_ledgers=section.max_ledgers,
         )
         line = self._page.line(self._start.all_actors.index(name))
         inbox = self._inboxes[name]

@@ -20,6 +20,8 @@ from ..mailbox.messages.requests import (
     Answer,
     Detokenize,
     Detokenized,
+    Explain,
+    Explanation,
     Finish,
     FrontendToTokenizer,
     Generate,
@@ -93,7 +95,9 @@ class Frontend:
         self._refusing: RequestError | None = None
         self._emptied = asyncio.Event()
         self._sessions = Sessions(self._tokenizers, self._end_paused)
-        self._questions = Questions(self._tokenizers, self._emptied.set, max_suspicions=MAX_SUSPICIONS)
+        self._questions = Questions(
+            self._tokenizers, self._emptied.set, scheduler=scheduler, max_suspicions=MAX_SUSPICIONS
+        )
 
     # What the server calls
 
@@ -108,11 +112,14 @@ class Frontend:
         num_choices: int = 1,
         options: PromptOptions = AS_IT_IS,
         priority: int = 0,
+        tenant: str = "",
+        deadline_ms: float | None = None,
         session_idle_s: float | None = None,
     ) -> Stream:
         if self._refusing is not None:
             raise self._refusing
         self._check_room(num_choices)
+        arrival_ns = time.monotonic_ns()
         generate = Generate(
             request_id=request_id,
             attempt=1,
@@ -121,12 +128,14 @@ class Frontend:
             scheduler=self._scheduler,
             prompt=prompt,
             sampling=sampling,
-            arrival_ns=time.monotonic_ns(),
+            arrival_ns=arrival_ns,
             cache_salt=cache_salt,
             returns_prompt=returns_prompt,
             num_choices=num_choices,
             options=options,
             priority=priority,
+            tenant=tenant,
+            deadline_ns=None if deadline_ms is None else arrival_ns + int(deadline_ms * 1e6),
             is_session=session_idle_s is not None,
         )
         self._tokenizers[generate.tokenizer].post(generate)
@@ -152,6 +161,11 @@ class Frontend:
         answer = await self._ask(Detokenize(self._questions.new_id(), 1, self.name, token_ids))
         assert isinstance(answer, Detokenized)
         return answer.text
+
+    async def explain(self, request_id: str) -> Explanation:
+        answer = await self._ask(Explain(self._questions.new_id(), 1, self.name, "", request_id))
+        assert isinstance(answer, Explanation)
+        return answer
 
     async def _ask(self, question: Question) -> Answer:
         if self._refusing is not None:
@@ -240,7 +254,7 @@ class Frontend:
                 if stream is not None and stream.attempt == message.attempt:
                     self._fail(stream, error)
                 self._questions.refuse(message.request_id, message.attempt, error)
-            case Tokenized() | Detokenized():
+            case Tokenized() | Detokenized() | Explanation():
                 self._questions.take(message)
             case _:
                 assert_never(message)

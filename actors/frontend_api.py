@@ -9,6 +9,7 @@ import msgspec
 
 from ..mailbox.messages.requests import (
     AS_IT_IS,
+    Explanation,
     Finish,
     Prompt,
     PromptDetails,
@@ -106,12 +107,15 @@ class FrontendAPI(Protocol):
         num_choices: int = 1,
         options: PromptOptions = AS_IT_IS,
         priority: int = 0,
+        tenant: str = "",
+        deadline_ms: float | None = None,
         session_idle_s: float | None = None,
     ) -> RequestStream:
         """Send a request for `num_choices` >= 1 answers on its way; never waits.
 
-        With `session_idle_s` it is a streaming session of one choice, which ends with `timeout` if it is paused for so
-        long. Raises Overloaded (429), always with `retry_after_s`, or Unavailable (503).
+        Those of its choices that have not ended do so `deadline_ms` from now, with the finish reason `timeout`. With
+        `session_idle_s` it is a streaming session of one choice, which ends with `timeout` if it is paused for so long.
+        Raises Overloaded (429), always with `retry_after_s`, or Unavailable (503).
         """
         ...
 
@@ -134,6 +138,11 @@ class FrontendAPI(Protocol):
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """The text of ids in the vocabulary, special tokens included. Raises as `tokenize`."""
+        ...
+
+    async def explain(self, request_id: str) -> Explanation:
+        """What the scheduler knows of a request that was submitted under this id, by whichever frontend; of one that
+        it does not know, or no more, an Explanation without choices. Raises Overloaded, Unavailable, EngineFailure."""
         ...
 
     def scheduler_statistics(self) -> SchedulerStatistics: ...

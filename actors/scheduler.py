@@ -11,6 +11,7 @@ import msgspec
 from ..errors import StaleEpoch, WouldBlock
 from ..mailbox import Inbox
 from ..mailbox.messages.admission import SchedulerToTokenizer, TokenizerToScheduler
+from ..mailbox.messages.requests import Explain, Explanation
 from ..mailbox.messages.steps import StepOutcome, StepResult
 from ..scheduling import Event, Scheduler, SchedulerStatistics, TokenizerGone, WorkerAttached, WorkerGone
 from ..scheduling.leak_ledger import MAX_LOGGED
@@ -42,6 +43,8 @@ class SchedulerActor:
         self._scheduler = scheduler
         self._progress = progress
         self._events: list[Event] = []
+        self._questions: list[Explain] = []
+        """They change nothing, so they are no events; answered behind the events that came before."""
         self._call_board: BoardWriter | None = None
         self._result_board: BoardReader | None = None
         self._epoch = 0
@@ -59,7 +62,10 @@ class SchedulerActor:
     # Messages
 
     def handle(self, message: TokenizerToScheduler) -> None:
-        self._events.append(message)
+        if isinstance(message, Explain):
+            self._questions.append(message)
+        else:
+            self._events.append(message)
 
     def flush(self) -> None:
         self._advance()
@@ -120,13 +126,17 @@ class SchedulerActor:
         """Plan as far as the pipeline's depth allows, publish, and only then build and send the deltas."""
         scheduler = self._scheduler
         events, self._events = self._events, []
-        plan = scheduler.step(time.monotonic_ns(), events)
+        now_ns = time.monotonic_ns()
+        plan = scheduler.step(now_ns, events)
         while plan is not None:
             assert self._call_board is not None, "a plan without a board"
             # On the board before the deltas of the result that made room for it are built.
             self._call_board.publish_nowait(self._encoder.encode(plan))
-            plan = scheduler.step(time.monotonic_ns(), ())
+            now_ns = time.monotonic_ns()
+            plan = scheduler.step(now_ns, ())
         self._send_deltas()
+        if self._questions:
+            self._explain(now_ns)
         statistics = scheduler.statistics()
         self._progress.set_statistics(statistics)
         phase = Phase.WAITING if self._call_board is None else Phase.SERVING
@@ -164,6 +174,14 @@ class SchedulerActor:
                     self._tokenizers[tokenizer].post(refused)
             for tokenizer, deltas in outgoing.deltas.items():
                 self._tokenizers[tokenizer].post(deltas)
+
+    def _explain(self, now_ns: int) -> None:
+        """Answer what was asked, as of the last step, whose time was `now_ns`."""
+        questions, self._questions = self._questions, []
+        for question in questions:
+            ledgers = self._scheduler.explain(question.about)
+            answer = Explanation(question.request_id, question.attempt, question.about, now_ns, ledgers)
+            self._tokenizers[question.tokenizer].post(answer)
 
     # Integrity
 

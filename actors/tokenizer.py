@@ -26,11 +26,12 @@ from ..mailbox.messages.requests import (
     Answer,
     Delivered,
     Detokenize,
+    Explain,
+    Explanation,
     Extend,
     Finish,
     FrontendToTokenizer,
     Generate,
-    Question,
     Refused,
     Resume,
     Tokenize,
@@ -38,7 +39,8 @@ from ..mailbox.messages.requests import (
 )
 from ..shm_queue import ProgressLine, mark_of
 from ..text import Tokenizer
-from .answers import Answers
+from .answers import Answers, OwnQuestion
+from .deadlines import at_deadline, has_passed
 from .faults import Faults
 from .prompt_encoder import EncodedPrompt, PromptEncoder
 from .refusals import refused
@@ -116,6 +118,11 @@ class TokenizerActor:
                 self.faults.start(self._extend(message))
             case Tokenize() | Detokenize():
                 self._answer_soon(message)
+            case Explain():
+                self._answers.add(message)
+                self._tell_schedulers(message)
+            case Explanation():
+                self._answers.pass_on(message)
             case _:
                 assert_never(message)
 
@@ -133,7 +140,9 @@ class TokenizerActor:
         num_waiting = self._num_encodings + self._schedulers[generate.scheduler].num_kept
         is_full = num_waiting >= self._max_encodings and generate.attempt == 1  # what was taken is not refused
         self._encoding[generate.request_id] = resume
-        if is_full:
+        if has_passed(generate.deadline_ns):
+            self._expire(resume)
+        elif is_full:
             limit = f"{num_waiting:,} prompts wait to be encoded or admitted, {_MOST}"
             self._refuse(resume, Overloaded(f"{limit}; try again later"))
         elif not all(generate.sampling.stop):
@@ -145,7 +154,8 @@ class TokenizerActor:
     async def _admit(self, resume: Resume) -> None:
         generate = resume.generate
         try:
-            prepared = await self._in_thread(self._prepare, resume)
+            with at_deadline(generate.deadline_ns, lambda: self._expire(resume), self.faults):
+                prepared = await self._in_thread(self._prepare, resume)
         except RequestError as error:
             self._refuse(resume, error)
             return
@@ -172,6 +182,8 @@ class TokenizerActor:
                     cache_salt=generate.cache_salt,
                     output_token_ids=delivered.token_ids,
                     priority=generate.priority,
+                    tenant=generate.tenant,
+                    deadline_ns=generate.deadline_ns,
                     is_session=not turn.is_last,
                     first_output_index=turn.first_output_index,
                     is_paused=turn.is_paused,
@@ -192,7 +204,7 @@ class TokenizerActor:
                 state.catch_up()
         return prompt, states
 
-    def _answer_soon(self, question: Question) -> None:
+    def _answer_soon(self, question: OwnQuestion) -> None:
         self._answers.add(question)
         if self._num_encodings >= self._max_encodings and question.attempt == 1:
             limit = f"{self._num_encodings:,} prompts wait to be encoded, {_MOST}"
@@ -201,7 +213,7 @@ class TokenizerActor:
             self._num_encodings += 1
             self.faults.start(self._answers.answer(question, partial(self._in_thread, self._find)))
 
-    def _find(self, question: Question) -> Answer | None:
+    def _find(self, question: OwnQuestion) -> Answer | None:
         """In a thread."""
         with self._in_hand(question.request_id):
             return self._answers.find(question)
@@ -285,6 +297,16 @@ class TokenizerActor:
         if generate.attempt > 1:  # the scheduler may know an earlier attempt
             self._tell_schedulers(Abort(generate.request_id, generate.attempt, error.message))
 
+    def _expire(self, resume: Resume) -> None:
+        """The deadline has passed and the prompt is not encoded: from admission on the scheduler sees to deadlines."""
+        if not self._is_wanted(resume):
+            return
+        generate = resume.generate
+        self._end(self._withdraw(generate.request_id, generate.attempt), "timeout")
+        if generate.attempt > 1:  # the scheduler may know an earlier attempt
+            self._tell_schedulers(Abort(generate.request_id, generate.attempt, "its deadline has passed"))
+        self.flush()
+
     def _refused(self, message: Refused) -> None:
         """The scheduler has no room: tell the frontend, forget the request, and end the choices that it has taken."""
         state = self._states.get((message.request_id, message.choice))
@@ -349,19 +371,20 @@ class TokenizerActor:
         ]
 
     def _end(self, states: Sequence[TextState], reason: str, message: str | None = None) -> None:
-        """The terminal event of choices that end without a token; an abort brings the text that was held back."""
+        """The terminal event of choices that end without a token. If they did not fail it brings the text that was held
+        back."""
         for state in states:
             position, text, finish = state.num_tokens, "", Finish(reason, state.usage(), message=message)
-            if reason == "abort":
+            if reason != "error":
                 try:
                     text = state.flush()
                 except Exception as error:  # it belongs to this request alone
                     finish = Finish("error", finish.usage, message=_text_failure(error))
             self._unsent.add(state, position, [], text, finish, None, None)
 
-    def _tell_schedulers(self, abort: Abort) -> None:
+    def _tell_schedulers(self, message: Abort | Explain) -> None:
         for scheduler in self._schedulers.values():
-            scheduler.post(abort)
+            scheduler.post(message)
 
     # Out: tokens
 

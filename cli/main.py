@@ -79,6 +79,23 @@ def chat(
     raise typer.Exit(chat_loop(url, temperature, max_tokens))
 
 
+@app.command()
+def explain(
+    request_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The id of the request's answer, or the X-Request-Id it was sent with.")
+    ],
+    url: Annotated[str, typer.Option(help="Server to ask.")] = "http://127.0.0.1:8000",
+    api_key_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--api-key-file", help="File whose first word is the server's API key.", show_default=False),
+    ] = None,
+) -> None:
+    """Show where the time of a request went and what it waits for, live or lately ended."""
+    from .explain import explain_request
+
+    raise typer.Exit(explain_request(request_id, url, api_key_file))
+
+
 @topology_app.command("check")
 def topology_check(file: Path, overrides: SetOption = None) -> None:
     """Check a topology file against its model and this machine; exit code 1 if anything is wrong."""

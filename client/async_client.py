@@ -19,6 +19,7 @@ from ..actors.frontend_api import Health
 from ..errors import Unreachable
 from .delta_stream import DeltaStream, StreamHead, deltas_of
 from .deltas import Answer, ClientDelta, ModelEntry, Tokens
+from .explanations import LiveRequest, RequestExplanation
 from .json_body import encode_body, read_json
 from .metrics_text import parse_metrics
 from .params import (
@@ -36,7 +37,7 @@ from .session import Session
 from .timeouts import Timeouts
 from .transport import Exchange, Transport
 from .whole_answers import answer_of
-from .wire import DetokenizedEntry, ModelEntries, StatusEntry, VersionEntry, WireAnswer
+from .wire import DetokenizedEntry, ModelEntries, RequestEntries, StatusEntry, VersionEntry, WireAnswer
 
 T = TypeVar("T")
 
@@ -131,6 +132,15 @@ class AsyncClient:
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
         return (await self._ask("/detokenize", DetokenizedEntry, {"tokens": token_ids})).prompt
+
+    async def explain(self, request_id: str) -> RequestExplanation:
+        """Where the time of a request went, and what it waits for. `request_id`: the one in its deltas or its answer,
+        or the one that it was sent with. One that the server does not know is an InvalidRequest of status 404."""
+        return await self._ask(f"/v1/requests/{quote(request_id, safe='')}", RequestExplanation)
+
+    async def requests(self) -> list[LiveRequest]:
+        """The requests that have not ended: of the frontend that answers, and with API keys of the key's tenant."""
+        return (await self._ask("/v1/requests", RequestEntries)).data
 
     async def models(self) -> list[ModelEntry]:
         """The models that the server has."""

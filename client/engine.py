@@ -195,7 +195,7 @@ class Engine:
         return min(2 * scheduler.max_num_seqs, scheduler.max_num_seqs + scheduler.max_queued_requests)
 
     def _write_topology(self, folder: Path, key: str) -> str:
-        keys_file = private_file(folder / "api_keys", key + "\n")
+        keys_file = private_file(folder / "api_keys", f"{key} *\n")  # may name any tenant
         server = msgspec.structs.replace(self._given.server, host="127.0.0.1", port=0, api_keys_file=keys_file)
         topology = msgspec.structs.replace(self._given, server=server)
         return private_file(folder / "topology.toml", topology_text(topology))

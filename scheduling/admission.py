@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..kv_cache.block_pool import blocks_for
 from .loading import begin_loading, num_loadable
 from .next_in_line import next_in_line
 from .plan_builder import PlanBuilder
-from .policy_views import AdmissionView
+from .policy_views import AdmissionView, RunningCounts
 from .request import Request
 from .state import SchedulerState
 from .wait_clock import WaitCause
@@ -77,7 +79,9 @@ def _has_room(
     `num_free_cached`: free blocks that it shares, and which so are not free for anything else.
     """
     limits = state.limits
-    view = AdmissionView(limits.block_size, limits.num_blocks, list(state.running.values()), state.estimate)
+    rows, arrays = state.rows.in_order(), state.rows
+    counts = (array[rows].astype(np.int64) for array in (arrays.num_tokens, arrays.num_blocks, arrays.max_total))
+    view = AdmissionView(limits.block_size, limits.num_blocks, RunningCounts(*counts), state.estimate)
     num_wanted = state.policies.blocks_wanted(request, num_cached, num_tokens, view)
     num_kept = limits.watermark_blocks if state.running else 0
     return state.pool.num_free - num_free_cached - num_wanted >= num_kept

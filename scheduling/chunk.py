@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..kv_cache.block_pool import blocks_for
-from . import whole_prompt
 from .policy_views import AdmissionView
 from .request import Request, RequestState
+from .whole_prompt import blocks_of_all
 
 
 def blocks_wanted(request: Request, num_cached_tokens: int, num_first_tokens: int, view: AdmissionView) -> int:
@@ -14,6 +14,6 @@ def blocks_wanted(request: Request, num_cached_tokens: int, num_first_tokens: in
     A preempted request comes back only when all its tokens and the next one fit, or it would soon be preempted again.
     """
     if request.state is RequestState.PREEMPTED:
-        return whole_prompt.blocks_wanted(request, num_cached_tokens, num_first_tokens, view)
+        return blocks_of_all(request, num_cached_tokens, num_first_tokens, view)
     num_cached_blocks = blocks_for(num_cached_tokens, view.block_size)
     return blocks_for(num_cached_tokens + num_first_tokens, view.block_size) - num_cached_blocks

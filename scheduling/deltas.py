@@ -7,6 +7,7 @@ knows. Only what says more (log-probabilities, the end, a resume) is an object.
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ from ..mailbox.messages.requests import Finish, Refused, TokenLogprobs
 from ..mailbox.messages.transfers import LoadBlocks
 from .prompt_logprobs import GatheredLogprobs
 from .request import Request, RequestKey
-from .row_arrays import Int32s, RowArrays
+from .row_arrays import RowArrays, RowIndexes
 
 _NOBODY = -1
 MAX_PROMPT_VALUES = 1 << 20
@@ -68,6 +69,16 @@ class _Delta:
         """Only beside `prompt_logprobs`."""
 
 
+class _Heads(NamedTuple):
+    """What the deltas of some rows say beside tokens and positions. Lists that nobody changes."""
+
+    rows: RowIndexes
+    request_ids: list[str]
+    choices: list[int]
+    attempts: list[int]
+    cached_tokens: list[int]
+
+
 class Outbox:
     """Deltas and refusals that were not collected yet. Of a request without a tokenizer nothing is kept."""
 
@@ -85,11 +96,14 @@ class Outbox:
         self._cached_tokens = np.zeros(rows.max_num_seqs, np.int32)
         self._first_positions = np.zeros(rows.max_num_seqs, np.int32)
         """[max_num_seqs] position in the sequence of the first output token."""
+        self._heads: _Heads | None = None
+        """Of the rows whose tokens left last: as long as the same rows go on they are made once."""
 
     def place(self, request: Request) -> None:
         """The request has a row now, or another attempt or tokenizer than when it got it."""
         row = request.row
         assert row is not None
+        self._heads = None
         self._request_ids[row], self._choices[row] = request.key
         self._attempts[row] = request.attempt
         self._cached_tokens[row] = request.cached_tokens or 0
@@ -163,6 +177,7 @@ class Outbox:
         """It died: nothing that was to be said to it is sent."""
         self._deltas = {key: delta for key, delta in self._deltas.items() if delta.tokenizer != tokenizer}
         self._refused.pop(tokenizer, None)
+        self._heads = None
         self._tokenizer_of[self._tokenizer_of == self._index_of(tokenizer)] = _NOBODY
 
     def refuse(self, tokenizer: str, refused: Refused) -> None:
@@ -213,26 +228,31 @@ class Outbox:
         self._deltas = kept
         return has_more, by_tokenizer
 
-    def _unsent(self) -> Int32s:
+    def _unsent(self) -> RowIndexes:
         """Rows that know tokens that they have not sent, as they were taken."""
         rows = self._rows.in_order()
-        return rows[self._rows.num_tokens[rows] > self._rows.num_sent[rows]]
+        is_unsent = self._rows.num_tokens[rows] > self._rows.num_sent[rows]
+        return rows if np.count_nonzero(is_unsent) == len(rows) else rows[is_unsent]
 
-    def _unsent_rows(self) -> list[tuple[str, Int32s]]:
+    def _unsent_rows(self) -> list[tuple[str, RowIndexes]]:
         """Those by tokenizer."""
         rows = self._unsent()
+        if not len(rows):
+            return []
         owners = self._tokenizer_of[rows]
-        return [
-            (name, rows if is_owner.all() else rows[is_owner])
-            for index, name in enumerate(self._tokenizers)
-            if (is_owner := owners == index).any()
-        ]
+        found = []
+        for index, name in enumerate(self._tokenizers):
+            is_owner = owners == index
+            count = np.count_nonzero(is_owner)
+            if count:
+                found.append((name, rows if count == len(rows) else rows[is_owner]))
+        return found
 
-    def _add_rows(self, message: TokenDeltas | None, rows: Int32s) -> TokenDeltas:
+    def _add_rows(self, message: TokenDeltas | None, rows: RowIndexes) -> TokenDeltas:
         """The unsent tokens of `rows` behind what `message` has; they count as sent."""
         arrays, sent = self._rows, self._rows.num_sent[rows]
         num_new = arrays.num_tokens[rows] - sent
-        if (num_new == 1).all():
+        if np.count_nonzero(num_new == 1) == len(rows):
             token_ids = arrays.tail[rows, sent % arrays.block_size].reshape(-1, 1).tolist()
         else:
             starts = sent.tolist()
@@ -240,22 +260,33 @@ class Outbox:
                 request.token_ids[start:].tolist() for request, start in zip(arrays.of(rows), starts, strict=True)
             ]
         arrays.num_sent[rows] = arrays.num_tokens[rows]
-        ids = self._request_ids
-        request_ids = [ids[row] for row in rows.tolist()]
-        choices, attempts = self._choices[rows].tolist(), self._attempts[rows].tolist()
         positions = (sent - self._first_positions[rows]).tolist()
-        cached_tokens = self._cached_tokens[rows].tolist()
+        heads = self._heads_of(rows)
         if message is None:
-            return TokenDeltas(request_ids, choices, attempts, positions, token_ids, cached_tokens)
+            return TokenDeltas(
+                heads.request_ids, heads.choices, heads.attempts, positions, token_ids, heads.cached_tokens
+            )
         return msgspec.structs.replace(
             message,
-            request_ids=message.request_ids + request_ids,
-            choices=message.choices + choices,
-            attempts=message.attempts + attempts,
+            request_ids=message.request_ids + heads.request_ids,
+            choices=message.choices + heads.choices,
+            attempts=message.attempts + heads.attempts,
             positions=message.positions + positions,
             token_ids=message.token_ids + token_ids,
-            cached_tokens=message.cached_tokens + cached_tokens,
+            cached_tokens=message.cached_tokens + heads.cached_tokens,
         )
+
+    def _heads_of(self, rows: RowIndexes) -> _Heads:
+        if self._heads is None or self._heads.rows is not rows:
+            ids = self._request_ids
+            self._heads = _Heads(
+                rows,
+                [ids[row] for row in rows.tolist()],
+                self._choices[rows].tolist(),
+                self._attempts[rows].tolist(),
+                self._cached_tokens[rows].tolist(),
+            )
+        return self._heads
 
     def _index_of(self, tokenizer: str) -> int:
         if tokenizer not in self._tokenizers:

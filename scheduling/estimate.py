@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ..kv_cache.block_pool import blocks_for
 from .policy_views import AdmissionView, Estimate
 from .request import Request
@@ -46,12 +48,14 @@ def after_retract(estimate: Estimate, running: Sequence[Request]) -> Estimate:
 def blocks_wanted(request: Request, num_cached_tokens: int, num_first_tokens: int, view: AdmissionView) -> int:
     """Blocks for its known tokens and its estimated output, and for what those that run are estimated to lack.
 
-    When nothing runs it is capped at the pool, so it is admitted into an empty one. O(running).
+    When nothing runs it is capped at the pool, so it is admitted into an empty one.
     """
     del num_first_tokens  # among the known ones
-    num_blocks = blocks_for(_num_expected(request, view.estimate), view.block_size)
-    for other in view.running:
-        num_blocks += max(0, blocks_for(_num_expected(other, view.estimate), view.block_size) - len(other.block_ids))
+    running, size, share_ppm = view.running, view.block_size, view.estimate.share_ppm
+    num_reckoned = np.clip(running.max_total - running.num_tokens, 0, MAX_OUTPUT)
+    num_expected = running.num_tokens + np.maximum(1, -(-num_reckoned * share_ppm // ONE_PPM))
+    num_lacking = np.maximum(0, -(-num_expected // size) - running.num_blocks)
+    num_blocks = blocks_for(_num_expected(request, view.estimate), size) + int(num_lacking.sum())
     return min(num_blocks, view.num_blocks) - blocks_for(num_cached_tokens, view.block_size)
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..mailbox.messages.steps import NewRow, StepPlan
 from .limits import SchedulerLimits
 from .request import Request
-from .row_arrays import Bools, Int32s, RowArrays
+from .row_arrays import Bools, Int32s, RowArrays, RowIndexes
 from .step_log import PlannedStep
 
 T = TypeVar("T", bound=np.generic)
@@ -22,7 +22,7 @@ class Share(NamedTuple):
 
     requests: Sequence[Request]
     """[n]"""
-    rows: Int32s
+    rows: RowIndexes
     """[n]"""
     num_tokens: Int32s
     """[n], each >= 1: the next positions"""
@@ -55,16 +55,16 @@ class PlanBuilder:
     def schedule(self, share: Share) -> None:
         """Rows compute their next positions, and are moved on."""
         arrays, rows = self._arrays, share.rows
-        self.budget -= int(share.num_tokens.sum())
+        self.budget -= int(np.add.reduce(share.num_tokens))
         assert self.budget >= 0, "a plan has more tokens than its budget"
         self._shares.append(share)
         self._starts.append(arrays.num_computed[rows])
         arrays.num_computed[rows] += share.num_tokens
         arrays.num_in_flight[rows] += share.samples
 
-    def append_blocks(self, rows: Int32s, num_blocks: Int32s, block_ids: Sequence[int]) -> None:
+    def append_blocks(self, rows: RowIndexes, num_blocks: Int32s, block_ids: Sequence[int]) -> None:
         """Each of `rows`, which the worker has, gets the next `num_blocks[i]` of the blocks."""
-        self._block_rows = np.repeat(rows, num_blocks).tobytes()
+        self._block_rows = np.repeat(rows, num_blocks).astype("<i4").tobytes()
         self._block_ids = np.array(block_ids, dtype="<i4").tobytes()
 
     def can_place(self, request: Request) -> bool:
@@ -91,7 +91,7 @@ class PlanBuilder:
             )
         )
         samples = num_tokens == request.num_uncomputed_tokens
-        row, count = np.array([request.row], np.int32), np.array([num_tokens], np.int32)
+        row, count = np.array([request.row], np.intp), np.array([num_tokens], np.int32)
         self.schedule(Share([request], row, count, np.array([samples])))
 
     def build(
@@ -120,7 +120,7 @@ class PlanBuilder:
             now_ns=now_ns,
             new_rows=self._new_rows,
             removed_rows=np.array(removed_rows, dtype="<i4").tobytes(),
-            rows=rows.tobytes(),
+            rows=rows.astype("<i4").tobytes(),
             runs=run_bytes,
             starts=_joined(self._starts).tobytes(),
             num_tokens=_joined([share.num_tokens for share in shares]).tobytes(),
@@ -131,7 +131,7 @@ class PlanBuilder:
             num_drafts=b"" if num_drafts is None else num_drafts.tobytes(),
             draft_ids=np.array(draft_ids, dtype="<i4").tobytes(),
         )
-        if samples.all():
+        if np.count_nonzero(samples) == len(samples):
             planned = PlannedStep(step, run_bytes, requests, rows, run_bytes, num_drafts)
         else:
             drafts = None if num_drafts is None else num_drafts[samples]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from .request import Rank, Request
+from .row_arrays import Int64s
 
 
 class WaitingLines(Protocol):
@@ -72,16 +73,27 @@ class Estimate(NamedTuple):
     share_ppm: int
 
 
+class RunningCounts(NamedTuple):
+    """Of n requests that run."""
+
+    num_tokens: Int64s
+    """[n]: known"""
+    num_blocks: Int64s
+    """[n]: held"""
+    max_total: Int64s
+    """[n]: tokens with which each ends"""
+
+
 class AdmissionView(NamedTuple):
     """What the room that an admission needs may depend on. Blocks, of `block_size` tokens."""
 
     block_size: int
     num_blocks: int
-    running: Sequence[Request]
+    running: RunningCounts
     estimate: Estimate
 
 
 BlocksWanted = Callable[[Request, int, int, AdmissionView], int]
-"""(request, num_cached_tokens, num_first_tokens, view) -> blocks that must be free in the pool for it, beside the cached
-ones: at least those for its first `num_first_tokens` behind the cached ones, at most what makes it certain to be
+"""(request, num_cached_tokens, num_first_tokens, view) -> blocks that must be free in the pool for it, beside the
+cached ones: at least those for its first `num_first_tokens` behind the cached ones, at most what makes it certain to be
 admitted when the pool is empty."""

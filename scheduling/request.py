@@ -36,7 +36,6 @@ class Request:
 
     __slots__ = (
         "_rows",
-        "_token_ids",
         "attempt",
         "block_ids",
         "block_keys",
@@ -52,6 +51,7 @@ class Request:
         "is_open",
         "is_preempted",
         "is_session",
+        "kept_token_ids",
         "key",
         "logprobs",
         "max_total_tokens",
@@ -99,8 +99,9 @@ class Request:
         self.end_ids = sorted(self.eos_token_ids | self.stop_token_ids)
         self.rank: Rank = (admit.priority, admit.arrival_ns, 0)
         """Its last part is set when it is queued."""
-        self._token_ids = array("i", admit.prompt_token_ids)
-        self._token_ids.extend(admit.output_token_ids)
+        self.kept_token_ids = array("i", admit.prompt_token_ids)
+        self.kept_token_ids.extend(admit.output_token_ids)
+        """Known tokens, prompt and output; while it runs those of its last block may be missing: see `token_ids`."""
         self.num_prompt_tokens = len(admit.prompt_token_ids)
         """Of a session: all that stood before its last input, and that."""
         self.first_output_index = admit.first_output_index
@@ -175,13 +176,13 @@ class Request:
         """Prompt, then output as far as it is known. Read only."""
         if self.row is not None:
             self.keep_tail()
-        return self._token_ids
+        return self.kept_token_ids
 
     @property
     def num_tokens(self) -> int:
         """Known tokens, prompt and output."""
         rows = self._rows
-        return len(self._token_ids) if rows is None or self.row is None else int(rows.num_tokens[self.row])
+        return len(self.kept_token_ids) if rows is None or self.row is None else int(rows.num_tokens[self.row])
 
     @property
     def num_output_tokens(self) -> int:
@@ -226,7 +227,7 @@ class Request:
 
     def enter(self, rows: RowArrays, row: int, run: int, num_computed: int) -> None:
         """It takes a row of its own, with blocks that hold its first `num_computed` positions."""
-        num_tokens = len(self._token_ids)
+        num_tokens = len(self.kept_token_ids)
         self._rows, self.row, self.run = rows, row, run
         rows.num_tokens[row] = rows.num_sent[row] = num_tokens
         rows.num_computed[row] = num_computed
@@ -239,16 +240,21 @@ class Request:
             rows.end_ids[row, : len(self.end_ids)] = self.end_ids
         rows.is_watched[row] = True
         start = num_tokens - num_tokens % rows.block_size
-        rows.tail[row, : num_tokens - start] = self._token_ids[start:]
+        rows.tail[row, : num_tokens - start] = self.kept_token_ids[start:]
 
     def keep_tail(self) -> None:
         """Take over the tokens that only the row has: at the latest when a block of them is full."""
         assert self._rows is not None and self.row is not None
-        rows, row, num_kept = self._rows, self.row, len(self._token_ids)
+        rows, row, num_kept = self._rows, self.row, len(self.kept_token_ids)
         num_missing = int(rows.num_tokens[row]) - num_kept
         if num_missing:
             start = num_kept % rows.block_size
-            self._token_ids.frombytes(rows.tail[row, start : start + num_missing].tobytes())
+            self.kept_token_ids.frombytes(rows.tail[row, start : start + num_missing].tobytes())
+
+    def keep_block(self, block: bytes) -> None:
+        """The row's tail is full: its tokens as int32 bytes, those that were kept before among them."""
+        num_kept = len(self.kept_token_ids) % (len(block) // 4)
+        self.kept_token_ids.frombytes(block[4 * num_kept :])
 
     def leave(self) -> None:
         """It gives its row up, and keeps its tokens; what was computed is forgotten."""
@@ -281,9 +287,9 @@ class Request:
     def add_input(self, token_ids: Sequence[int], limits: SchedulerLimits) -> None:
         """A paused session goes on behind `token_ids`: a new turn."""
         self.first_output_index = self.output_index
-        self.num_counted_tokens = len(self._token_ids)
-        self._token_ids.extend(token_ids)
-        self.num_prompt_tokens = len(self._token_ids)
+        self.num_counted_tokens = len(self.kept_token_ids)
+        self.kept_token_ids.extend(token_ids)
+        self.num_prompt_tokens = len(self.kept_token_ids)
         self.num_resumed_tokens = 0
         self.cached_tokens = None
         self.set_length(limits)
@@ -298,14 +304,14 @@ class Request:
 
     def cut_output(self, num_output_tokens: int) -> None:
         """Only so many output tokens of this turn count; it does not run now."""
-        del self._token_ids[self.num_prompt_tokens + num_output_tokens :]
-        self.block_keys.forget_from(len(self._token_ids))
+        del self.kept_token_ids[self.num_prompt_tokens + num_output_tokens :]
+        self.block_keys.forget_from(len(self.kept_token_ids))
         if self.logprobs is not None:
             del self.logprobs[max(0, num_output_tokens - self.num_resumed_tokens) :]
 
     def forget_output(self, block_size: int) -> None:
         """Begin again, as the request came for the first time; it does not run now."""
-        del self._token_ids[self.num_prompt_tokens :]
+        del self.kept_token_ids[self.num_prompt_tokens :]
         self.num_resumed_tokens = 0
         self.block_keys = BlockKeys(block_size, extra_keys(self.cache_salt))
         if self.logprobs is not None:

@@ -15,7 +15,7 @@ from .victims import candidates
 
 
 def choose_victim(running: Sequence[Request], _view: VictimView) -> Request:
-    """The fewest output tokens, then the longest prompt, then the last in plan order."""
+    """The fewest output tokens (of a session's turn), then the longest prompt, then the last in plan order."""
     return min(reversed(candidates(running)), key=_claim)
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+RowIndexes = npt.NDArray[np.intp]
+"""Rows as numpy wants them: with an index of another type each access would convert it first."""
 
 MAX_END_IDS = 4
 """Tokens that end a request, compared in numpy; a request with more of them is watched."""
@@ -28,7 +30,8 @@ NO_TOKEN = -1
 class RowArrays:
     """Rows 0 .. max_num_seqs - 1. The lowest free one is taken, so that a small batch stays dense.
 
-    All arrays are [max_num_seqs] unless said; of a free row only `run` and `num_drafts` mean anything, and are 0.
+    All arrays are [max_num_seqs] unless said; of a free row only `run`, `num_drafts` and
+    `is_prefilling` mean anything, and are 0.
     """
 
     def __init__(self, max_num_seqs: int, block_size: int) -> None:
@@ -62,7 +65,7 @@ class RowArrays:
         self.requests: list[Request | None] = [None] * max_num_seqs
         self._free = list(range(max_num_seqs))
         self._removed: list[int] = []
-        self._in_order: Int32s | None = None
+        self._in_order: RowIndexes | None = None
         self._requests_in_order: list[Request] | None = None
 
     @property
@@ -82,18 +85,19 @@ class RowArrays:
         """Free `row`; the next plan tells the worker, before it may place another request there."""
         self.requests[row] = None
         self.run[row] = self.num_drafts[row] = 0
+        self.is_prefilling[row] = False
         heappush(self._free, row)
         self._removed.append(row)
         self._in_order = self._requests_in_order = None
 
-    def in_order(self) -> Int32s:
+    def in_order(self) -> RowIndexes:
         """[num_running] rows in use, by run: as they were taken. Read only."""
         if self._in_order is None:
             used = np.flatnonzero(self.run)
-            self._in_order = used[np.argsort(self.run[used])].astype(np.int32)
+            self._in_order = used[np.argsort(self.run[used])]
         return self._in_order
 
-    def of(self, rows: Int32s) -> list[Request]:
+    def of(self, rows: RowIndexes) -> list[Request]:
         """The requests in rows that are in use; a list that nobody changes."""
         if rows is not self._in_order:
             return self._of(rows)
@@ -101,7 +105,7 @@ class RowArrays:
             self._requests_in_order = self._of(rows)
         return self._requests_in_order
 
-    def _of(self, rows: Int32s) -> list[Request]:
+    def _of(self, rows: RowIndexes) -> list[Request]:
         requests = self.requests
         return [request for row in rows.tolist() if (request := requests[row]) is not None]
 

@@ -7,18 +7,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..kv_cache.prefix_cache import register_full_blocks
 from .loading import lose_one_loaded
 from .plan_builder import PlanBuilder, Share
 from .preemption import preempt_one
 from .request import Request
-from .row_arrays import Int32s
+from .row_arrays import Int32s, RowIndexes
 from .state import SchedulerState
 
 
 class _Wanted(NamedTuple):
     """Of n rows that can be planned, in plan order."""
 
-    rows: Int32s
+    rows: RowIndexes
     num_tokens: Int32s
     """What each computes under the budget; 0: nothing."""
     num_left: Int32s
@@ -36,14 +37,15 @@ def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
     """
     has_preempted = False
     wanted = _wanted(state)
-    while int(wanted.num_blocks.sum()) > state.pool.num_free:
-        if state.rows.num_drafts.any():
+    while np.add.reduce(wanted.num_blocks) > state.pool.num_free:
+        if np.count_nonzero(state.rows.num_drafts):
             _drop_drafts(state)
         elif preempt_one(state):
             has_preempted = True
         elif not lose_one_loaded(state):
             # Alone every request fits, but what is on its way from elsewhere holds blocks until it is there.
-            wanted = wanted._replace(num_tokens=np.zeros_like(wanted.num_tokens), num_blocks=np.zeros_like(wanted.rows))
+            zeros = np.zeros_like(wanted.num_tokens)
+            wanted = wanted._replace(num_tokens=zeros, num_blocks=zeros)
             break
         wanted = _wanted(state)
     _schedule(state, plan, wanted)
@@ -55,32 +57,33 @@ def _wanted(state: SchedulerState) -> _Wanted:
     arrays, limits = state.rows, state.limits
     rows = _rows_in_order(state)
     num_known = arrays.num_tokens[rows] + arrays.num_in_flight[rows]
-    num_drafts = arrays.num_drafts[rows]
     can_go = num_known < arrays.max_total[rows]
-    if num_drafts.any():
-        can_go &= (num_drafts == 0) | (arrays.num_in_flight[rows] == 0)
-    if not can_go.all():
-        rows, num_known, num_drafts = rows[can_go], num_known[can_go], num_drafts[can_go]
+    has_drafts = np.count_nonzero(arrays.num_drafts) > 0
+    if has_drafts:
+        can_go &= (arrays.num_drafts[rows] == 0) | (arrays.num_in_flight[rows] == 0)
+    if np.count_nonzero(can_go) < len(rows):
+        rows, num_known = rows[can_go], num_known[can_go]
     num_computed = arrays.num_computed[rows]
     num_left = num_known - num_computed
-    num_tokens = _under_budget(np.minimum(num_left + num_drafts, limits.max_chunk), limits.max_num_batched_tokens)
+    num_wanted = num_left + arrays.num_drafts[rows] if has_drafts else num_left
+    num_tokens = _under_budget(np.minimum(num_wanted, limits.max_chunk), limits.max_num_batched_tokens)
     num_blocks = -(-(num_computed + num_tokens) // limits.block_size) - arrays.num_blocks[rows]
     return _Wanted(rows, num_tokens, num_left, np.maximum(num_blocks, 0))
 
 
 def _drop_drafts(state: SchedulerState) -> None:
     """Nobody goes for the sake of guesses."""
-    for request in state.rows.of(np.flatnonzero(state.rows.num_drafts).astype(np.int32)):
+    for request in state.rows.of(np.flatnonzero(state.rows.num_drafts)):
         request.take_drafts(0)
 
 
-def _rows_in_order(state: SchedulerState) -> Int32s:
+def _rows_in_order(state: SchedulerState) -> RowIndexes:
     if not state.trial.is_active and not state.policies.order.sorts_running:
         return state.rows.in_order()
     requests: Sequence[Request] = state.running_in_order()
     if state.trial.is_active:
         requests = [request for request in requests if request.key in state.trial.group]
-    return np.array([request.row for request in requests], np.int32)
+    return np.array([request.row for request in requests], np.intp)
 
 
 def _under_budget(num_tokens: Int32s, budget: int) -> Int32s:
@@ -89,7 +92,7 @@ def _under_budget(num_tokens: Int32s, budget: int) -> Int32s:
     Budget 10: [8, 8, 1] -> [8, 1, 1]; budget 2: [1, 1, 1] -> [1, 1, 0].
     """
     num_rows = len(num_tokens)
-    if int(num_tokens.sum()) <= budget:
+    if np.add.reduce(num_tokens) <= budget:
         return num_tokens
     if num_rows >= budget:
         return (np.arange(num_rows) < budget).astype(np.int32)
@@ -99,9 +102,10 @@ def _under_budget(num_tokens: Int32s, budget: int) -> Int32s:
 
 def _schedule(state: SchedulerState, plan: PlanBuilder, wanted: _Wanted) -> None:
     rows, num_tokens, num_left, num_blocks = wanted
-    if not num_tokens.all():
+    if np.count_nonzero(num_tokens) < len(rows):
         is_planned = num_tokens > 0
-        rows, num_tokens, num_left, num_blocks = (part[is_planned] for part in wanted)
+        rows, num_tokens = rows[is_planned], num_tokens[is_planned]
+        num_left, num_blocks = num_left[is_planned], num_blocks[is_planned]
     if not len(rows):
         return
     arrays = state.rows
@@ -109,12 +113,12 @@ def _schedule(state: SchedulerState, plan: PlanBuilder, wanted: _Wanted) -> None
     if len(is_growing):
         _give_blocks(state, plan, rows[is_growing], num_blocks[is_growing])
     requests = arrays.of(rows)
-    is_prefilling = arrays.is_prefilling[rows]
-    if is_prefilling.any():
+    if np.count_nonzero(arrays.is_prefilling):
+        is_prefilling = arrays.is_prefilling[rows]
         for i in np.flatnonzero(is_prefilling).tolist():
             state.ledgers.chunk(requests[i], int(num_tokens[i]))
         arrays.is_prefilling[rows] = is_prefilling & (num_tokens < num_left)
-    if arrays.num_drafts[rows].any():
+    if np.count_nonzero(arrays.num_drafts):
         num_drafts = np.maximum(num_tokens - num_left, 0).astype(np.int32)
         drafts = [request.take_drafts(count) for request, count in zip(requests, num_drafts.tolist(), strict=True)]
         draft_ids = [token_id for part in drafts for token_id in part]
@@ -124,8 +128,8 @@ def _schedule(state: SchedulerState, plan: PlanBuilder, wanted: _Wanted) -> None
         plan.schedule(Share(requests, rows, num_tokens, num_tokens == num_left))
 
 
-def _give_blocks(state: SchedulerState, plan: PlanBuilder, rows: Int32s, num_blocks: Int32s) -> None:
-    block_ids = state.pool.allocate(int(num_blocks.sum()))
+def _give_blocks(state: SchedulerState, plan: PlanBuilder, rows: RowIndexes, num_blocks: Int32s) -> None:
+    block_ids = state.pool.allocate(int(np.add.reduce(num_blocks)))
     at = 0
     for request, count in zip(state.rows.of(rows), num_blocks.tolist(), strict=True):
         request.block_ids += block_ids[at : at + count]
@@ -144,5 +148,12 @@ def _cache_full_blocks(state: SchedulerState) -> None:
     arrays = state.rows
     rows = arrays.in_order()
     num_full = np.minimum(arrays.num_computed[rows], arrays.num_tokens[rows]) // state.limits.block_size
-    for request in arrays.of(rows[num_full > arrays.num_registered[rows]]):
-        state.cache_full_blocks(request)
+    num_registered = arrays.num_registered[rows]
+    is_new = np.flatnonzero(num_full > num_registered)
+    if not len(is_new):
+        return
+    rows, num_full, num_registered = rows[is_new], num_full[is_new], num_registered[is_new]
+    arrays.num_registered[rows] = num_full
+    for request, first, end in zip(arrays.of(rows), num_registered.tolist(), num_full.tolist(), strict=True):
+        token_ids = request.kept_token_ids
+        register_full_blocks(state.pool, request.block_keys, token_ids, request.block_ids, first, end)

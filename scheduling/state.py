@@ -128,8 +128,8 @@ class SchedulerState:
         return sorted(running, key=order.rank) if order.sorts_running else running
 
     def cached_blocks(self, request: Request) -> list[int]:
-        """Blocks that hold the beginning of its tokens now. One that gathers log-probabilities of its prompt finds none,
-        since each position must be computed."""
+        """Blocks that hold the beginning of its tokens now. One that gathers log-probabilities of its prompt finds
+        none, since each position must be computed."""
         if request.prompt_logprobs is not None:
             return []
         return find_prefix(self.pool, request.block_keys, request.token_ids)
@@ -267,7 +267,7 @@ class SchedulerState:
         num_registered = int(rows.num_registered[row])
         if num_full > num_registered:
             register_full_blocks(
-                self.pool, request.block_keys, request.token_ids, request.block_ids, num_registered, num_full
+                self.pool, request.block_keys, request.kept_token_ids, request.block_ids, num_registered, num_full
             )
             rows.num_registered[row] = num_full
 

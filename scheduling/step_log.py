@@ -8,7 +8,7 @@ from itertools import islice
 
 from ..errors import ProtocolViolation
 from .request import Request
-from .row_arrays import Int32s
+from .row_arrays import Int32s, RowIndexes
 
 
 class PlannedStep:
@@ -26,7 +26,7 @@ class PlannedStep:
         step: int,
         runs: bytes,
         requests: Sequence[Request],
-        yielding_rows: Int32s,
+        yielding_rows: RowIndexes,
         yielding_runs: bytes,
         num_drafts: Int32s | None = None,
     ) -> None:

@@ -9,7 +9,7 @@ from .request import Request
 
 
 class Transfers:
-    """Live transfers by number. The blocks of one stay its own even if its request ends, for somebody writes to them."""
+    """Live transfers by number. The blocks of one stay its own even if its request ends, for they are written to."""
 
     def __init__(self) -> None:
         self._last = 0

@@ -5,6 +5,8 @@ Rows of which nothing but a token is known go through numpy together; the others
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ..errors import ProtocolViolation
@@ -14,7 +16,7 @@ from .gather import gather_prompt_logprobs
 from .prompt_logprobs import GatheredLogprobs
 from .request import Request
 from .result_logprobs import ResultLogprobs
-from .row_arrays import Bools, Int32s, Int64s
+from .row_arrays import Bools, Int32s, Int64s, RowIndexes
 from .sessions import end_of_turn
 from .state import SchedulerState
 from .step_log import PlannedStep
@@ -30,18 +32,25 @@ def apply_result(state: SchedulerState, result: StepResult) -> None:
     planned = state.steps.complete(result.step, result.num_plans_waiting > 0)
     if result.prompt_logprobs is not None:
         gather_prompt_logprobs(state.running, result.step, result.prompt_logprobs)
-    found = _Tokens(state, planned, result)
+    found = _find_tokens(state, planned, result)
     _check_positions(state, found)
     arrays, rows = state.rows, found.rows
     arrays.num_in_flight[rows] -= 1
-    one_by_one = arrays.is_watched[rows] | (found.counts > 1)
+    one_by_one = arrays.is_watched[rows]
+    if found.counts is not None:
+        one_by_one |= found.counts > 1
     if found.num_drafts is not None:
         one_by_one |= found.num_drafts > 0
+    if not np.count_nonzero(one_by_one):
+        for request in arrays.of(rows[_append_plain(state, rows, found.positions, found.first_token_ids)]):
+            _end_if_complete(state, request)
+        return
     is_plain = ~one_by_one
-    plain = slice(None) if is_plain.all() else is_plain
-    one_by_one[plain] = _append_plain(state, rows[plain], found.positions[plain], found.token_ids[found.firsts[plain]])
+    plain_tokens = found.first_token_ids[is_plain]
+    one_by_one[is_plain] = _append_plain(state, rows[is_plain], found.positions[is_plain], plain_tokens)
     if found.num_drafts is not None:
-        state.ledgers.count_drafts(rows, found.num_drafts, found.counts - 1)
+        num_accepted = np.zeros_like(found.num_drafts) if found.counts is None else found.counts - 1
+        state.ledgers.count_drafts(rows, found.num_drafts, num_accepted)
     logprobs = ResultLogprobs(result)
     for i in np.flatnonzero(one_by_one).tolist():
         request = arrays.requests[rows[i]]
@@ -52,35 +61,59 @@ def apply_result(state: SchedulerState, result: StepResult) -> None:
             _append_each(state, request, found, i, logprobs)
 
 
-class _Tokens:
+class _Tokens(NamedTuple):
     """The tokens of a result whose runs are live: n rows, `counts[i]` tokens from `token_ids[firsts[i]]` on."""
 
-    def __init__(self, state: SchedulerState, planned: PlannedStep, result: StepResult) -> None:
-        runs = np.frombuffer(result.runs, dtype="<i8")
-        positions = np.frombuffer(result.positions, dtype="<i4")
-        token_ids = np.frombuffer(result.token_ids, dtype="<i4")
-        counts = np.frombuffer(result.num_sampled, dtype="<i4") if result.num_sampled else np.ones(len(runs), np.int32)
-        if not len(runs) == len(positions) == len(counts) or int(counts.sum()) != len(token_ids):
-            raise ProtocolViolation(
-                f"result of step {result.step} has {len(runs)} runs, {len(positions)} positions, {len(token_ids)} tokens"
-            )
-        rows, num_drafts = planned.yielding_rows, planned.num_drafts
-        if result.runs != planned.yielding_runs:
-            rows, num_drafts = _rows_of(planned, runs, result.step)
-        self.token_ids = token_ids
-        is_live = state.rows.run[rows] == runs
-        firsts = np.cumsum(counts) - counts
-        if is_live.all():
-            self.rows, self.positions, self.counts, self.firsts = rows, positions, counts, firsts
-            self.num_drafts = num_drafts
-        else:
-            self.rows, self.positions, self.counts = rows[is_live], positions[is_live], counts[is_live]
-            self.firsts = firsts[is_live]
-            self.num_drafts = None if num_drafts is None else num_drafts[is_live]
+    rows: RowIndexes
+    positions: Int32s
+    first_token_ids: Int32s
+    firsts: Int32s | None
+    """None: i."""
+    counts: Int32s | None
+    """None: one each."""
+    num_drafts: Int32s | None
+    """None: no row had any."""
+    token_ids: Int32s
+    """Those of runs that are over among them."""
 
 
-def _rows_of(planned: PlannedStep, runs: Int64s, step: int) -> tuple[Int32s, Int32s | None]:
-    """The rows of a result that has not all of the plan's runs. Raises ProtocolViolation for one that was not planned."""
+def _find_tokens(state: SchedulerState, planned: PlannedStep, result: StepResult) -> _Tokens:
+    runs = np.frombuffer(result.runs, dtype="<i8")
+    positions = np.frombuffer(result.positions, dtype="<i4")
+    token_ids = np.frombuffer(result.token_ids, dtype="<i4")
+    counts = np.frombuffer(result.num_sampled, dtype="<i4") if result.num_sampled else None
+    num_tokens = len(runs) if counts is None else int(counts.sum())
+    if (
+        not len(runs) == len(positions)
+        or num_tokens != len(token_ids)
+        or (counts is not None and len(counts) != len(runs))
+    ):
+        raise ProtocolViolation(
+            f"result of step {result.step} has {len(runs)} runs, {len(positions)} positions, {len(token_ids)} tokens"
+        )
+    rows, num_drafts = planned.yielding_rows, planned.num_drafts
+    if result.runs != planned.yielding_runs:
+        rows, num_drafts = _rows_of(planned, runs, result.step)
+    firsts = None if counts is None else (np.cumsum(counts) - counts).astype(np.int32)
+    first_token_ids = token_ids if firsts is None else token_ids[np.minimum(firsts, max(0, len(token_ids) - 1))]
+    is_live = state.rows.run[rows] == runs
+    if np.count_nonzero(is_live) == len(rows):
+        return _Tokens(rows, positions, first_token_ids, firsts, counts, num_drafts, token_ids)
+    if firsts is None:
+        firsts = np.arange(len(rows), dtype=np.int32)
+    return _Tokens(
+        rows[is_live],
+        positions[is_live],
+        first_token_ids[is_live],
+        firsts[is_live],
+        None if counts is None else counts[is_live],
+        None if num_drafts is None else num_drafts[is_live],
+        token_ids,
+    )
+
+
+def _rows_of(planned: PlannedStep, runs: Int64s, step: int) -> tuple[RowIndexes, Int32s | None]:
+    """The rows of a result that has not all of the plan's runs. Raises ProtocolViolation for one not planned."""
     index_of = {run: index for index, run in enumerate(np.frombuffer(planned.yielding_runs, "<i8").tolist())}
     unknown = [run for run in runs.tolist() if run not in index_of]
     if unknown or len(set(runs.tolist())) < len(runs):
@@ -91,20 +124,21 @@ def _rows_of(planned: PlannedStep, runs: Int64s, step: int) -> tuple[Int32s, Int
 
 def _check_positions(state: SchedulerState, found: _Tokens) -> None:
     arrays, rows = state.rows, found.rows
-    is_wrong = (found.positions != arrays.num_tokens[rows]) | (arrays.num_in_flight[rows] < 1) | (found.counts < 1)
-    num_drafts = 0 if found.num_drafts is None else found.num_drafts
-    is_wrong |= found.counts > num_drafts + 1
-    if is_wrong.any():
+    is_wrong = (found.positions != arrays.num_tokens[rows]) | (arrays.num_in_flight[rows] < 1)
+    if found.counts is not None:
+        num_drafts = 0 if found.num_drafts is None else found.num_drafts
+        is_wrong |= (found.counts < 1) | (found.counts > num_drafts + 1)
+    if np.count_nonzero(is_wrong):
         i = int(is_wrong.argmax())
         request = arrays.requests[rows[i]]
         assert request is not None
         raise ProtocolViolation(
-            f"request {request.key} run {request.run} got {found.counts[i]} tokens at position {found.positions[i]}, "
-            f"{request.num_tokens} is next and {request.num_in_flight} steps are in flight"
+            f"request {request.key} run {request.run} got {1 if found.counts is None else found.counts[i]} tokens at "
+            f"position {found.positions[i]}, {request.num_tokens} is next and {request.num_in_flight} are in flight"
         )
 
 
-def _append_plain(state: SchedulerState, rows: Int32s, positions: Int32s, token_ids: Int32s) -> Bools:
+def _append_plain(state: SchedulerState, rows: RowIndexes, positions: Int32s, token_ids: Int32s) -> Bools:
     """One token for each of `rows`; returns which of them end with it."""
     arrays, size = state.rows, state.limits.block_size
     arrays.tail[rows, positions % size] = token_ids
@@ -113,16 +147,28 @@ def _append_plain(state: SchedulerState, rows: Int32s, positions: Int32s, token_
     state.counters.generation_tokens += len(rows)
     if state.limits.policy == "fair":
         state.tenants.charge_rows(arrays.tenant[rows])
-    for request in arrays.of(rows[num_tokens % size == 0]):
-        request.keep_tail()
+    is_full = num_tokens % size == 0
+    if np.count_nonzero(is_full):
+        _keep_full_blocks(state, rows[is_full])
     is_end: Bools = num_tokens >= arrays.max_total[rows]
-    is_end |= (arrays.end_ids[rows] == token_ids[:, None]).any(axis=1)
+    is_end_id = arrays.end_ids[rows] == token_ids[:, None]
+    if np.count_nonzero(is_end_id):
+        is_end |= is_end_id.any(axis=1)
     return is_end
+
+
+def _keep_full_blocks(state: SchedulerState, rows: RowIndexes) -> None:
+    """Their tails are full: the requests take them over."""
+    num_bytes = 4 * state.limits.block_size
+    blocks = state.rows.tail[rows].tobytes()
+    for index, request in enumerate(state.rows.of(rows)):
+        request.keep_block(blocks[index * num_bytes : (index + 1) * num_bytes])
 
 
 def _append_each(state: SchedulerState, request: Request, found: _Tokens, i: int, logprobs: ResultLogprobs) -> None:
     """The tokens of one row; those behind one that ends it are dropped."""
-    first, count = int(found.firsts[i]), int(found.counts[i])
+    first = i if found.firsts is None else int(found.firsts[i])
+    count = 1 if found.counts is None else int(found.counts[i])
     assert request.row is not None
     if found.num_drafts is not None and found.num_drafts[i]:
         state.counters.num_accepted_tokens += count - 1

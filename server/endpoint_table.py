@@ -16,6 +16,8 @@ from .openapi_types import (
     SessionInputRequest,
     TokenizeRequest,
 )
+from .request_endpoints import RequestHandlers
+from .request_explanations import RequestList, RequestObject
 from .service_endpoints import (
     LoadObject,
     ModelCard,
@@ -30,6 +32,7 @@ from .tokenize_endpoints import DetokenizeAnswer, TokenizeAnswer, TokenizeHandle
 from .tokenize_request import DetokenizeFields
 
 MODEL = Parameter("model", "path", str, "The served name.")
+REQUEST = Parameter("request_id", "path", str, "The `id` of its answer, or the X-Request-Id that it was sent with.")
 SESSION = Parameter("id", "path", str, "The session's id, as each chunk of its stream has it.")
 COMPAT = Parameter("compat", "query", Literal["none", "vllm"], "Whose names are added; default: server.metrics_compat.")
 
@@ -84,6 +87,22 @@ def tokenizing(handlers: TokenizeHandlers) -> tuple[Endpoint, ...]:
         Endpoint("POST", prefix + path, handler, {200: {JSON: answer}}, BODY_ERRORS, request, needs_key=True)
         for path, handler, answer, request in rows
         for prefix in ("", "/v1")
+    )
+
+
+def explaining(handlers: RequestHandlers) -> tuple[Endpoint, ...]:
+    """What tells of requests."""
+    return (
+        Endpoint("GET", "/v1/requests", handlers.requests, {200: {JSON: RequestList}}, needs_key=True),
+        Endpoint(
+            "GET",
+            "/v1/requests/{request_id:[^/]+}",
+            handlers.request,
+            {200: {JSON: RequestObject}},
+            (404, 429, 500, 503),
+            parameters=(REQUEST,),
+            needs_key=True,
+        ),
     )
 
 

@@ -13,12 +13,17 @@ from ..errors import RequestError
 from .generation_request import GenerationRequest
 
 
-def submit(frontend: FrontendAPI, request_id: str, request: GenerationRequest, session_idle_s: float) -> RequestStream:
+def prompt_ids(request_id: str, num_prompts: int) -> list[str]:
+    """The engine's ids of a request with so many prompts: its own, or one for each."""
+    return [request_id] if num_prompts == 1 else [f"{request_id}-{index}" for index in range(num_prompts)]
+
+
+def submit(
+    frontend: FrontendAPI, request_id: str, request: GenerationRequest, tenant: str, session_idle_s: float
+) -> RequestStream:
     """The stream of all of the request's choices. Raises RequestError if one of its prompts is not taken, and then none
     is. `session_idle_s`: of a streaming session."""
-    ids = [request_id]
-    if len(request.prompts) > 1:
-        ids = [f"{request_id}-{index}" for index in range(len(request.prompts))]
+    ids = prompt_ids(request_id, len(request.prompts))
     streams: list[RequestStream] = []
     try:
         for prompt_id, prompt in zip(ids, request.prompts, strict=True):
@@ -32,6 +37,8 @@ def submit(frontend: FrontendAPI, request_id: str, request: GenerationRequest, s
                     num_choices=request.answer.num_choices,
                     options=request.prompt_options,
                     priority=request.priority,
+                    tenant=tenant,
+                    deadline_ms=request.deadline_ms,
                     session_idle_s=session_idle_s if request.is_session else None,
                 )
             )

@@ -14,6 +14,7 @@ class SessionTiming:
     """As `RequestTiming`, which the first turn brings with it."""
 
     def __init__(self, first: RequestTiming, metrics: ServerMetrics, max_tokens: int | None) -> None:
+        self.arrival_ns = first.arrival_ns
         self._metrics = metrics
         self._max_tokens = max_tokens
         self._turn: RequestTiming | None = first

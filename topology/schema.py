@@ -93,7 +93,7 @@ class ServerSection(Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """TCP port; 0 takes a free one [number]. static"""
     api_keys_file: str | None = None
-    """File with bearer keys, one a line. static"""
+    """File with bearer keys, one a line, behind each its tenant if it is to have a name. static"""
     max_request_bytes: Positive = 16 * 1024 * 1024
     """Largest HTTP request body [bytes]. static"""
     sse_comment_interval_s: Annotated[float, Meta(gt=0.0)] = 10.0

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.scheduling import chunk, estimate, whole_prompt
-from callboard.scheduling.policy_views import AdmissionView, BlocksWanted, Estimate
+from callboard.scheduling.policy_views import AdmissionView, BlocksWanted, Estimate, RunningCounts
 from callboard.scheduling.request import Request, RequestState
 from callboard.tests.scheduling.fake_request import fake_request, held, snapshot
+
+
+def lists(counts: RunningCounts) -> list[list[int]]:
+    return [array.tolist() for array in counts]
+
 
 POLICIES: dict[str, BlocksWanted] = {
     "chunk": chunk.blocks_wanted,
@@ -22,7 +29,12 @@ POLICIES: dict[str, BlocksWanted] = {
 
 
 def view_of(*running: Request, share_ppm: int = 0, num_blocks: int = 1000, block_size: int = 16) -> AdmissionView:
-    return AdmissionView(block_size, num_blocks, running, Estimate(share_ppm))
+    return AdmissionView(block_size, num_blocks, counts_of(running), Estimate(share_ppm))
+
+
+def counts_of(running: Sequence[Request]) -> RunningCounts:
+    counts = [(request.num_tokens, len(request.block_ids), request.max_total_tokens) for request in running]
+    return RunningCounts(*np.array(counts, np.int64).reshape(-1, 3).T)
 
 
 def newcomer(num_prompt: int, max_output: int, state: RequestState = RequestState.WAITING) -> Request:
@@ -66,6 +78,17 @@ def test_a_preempted_request_waits_for_all_its_blocks() -> None:
     assert chunk.blocks_wanted(back, 0, 16, view_of()) == 10
     assert chunk.blocks_wanted(back, 64, 16, view_of()) == 6
     assert chunk.blocks_wanted(newcomer(150, 9), 0, 16, view_of()) == 1
+
+
+def test_a_whole_prompt_leaves_the_rest_of_the_prompts_that_run_its_room() -> None:
+    """Two prompts of 60 blocks in a pool of 100: of the first 2 are computed, so 98 are free, and the second does not
+    begin, for it could not be finished. By chunk it begins. A row that writes lacks nothing."""
+    half_way, writes = runner(1, 960, 0, 9, 2), runner(2, 100, 28, 99, 8)
+    view = view_of(half_way, writes, num_blocks=100)
+    assert whole_prompt.blocks_wanted(newcomer(950, 9), 0, 32, view) == 100
+    assert whole_prompt.blocks_wanted(newcomer(159, 9), 0, 32, view) == 58 + 10
+    assert whole_prompt.blocks_wanted(newcomer(950, 9), 0, 32, view_of(writes, num_blocks=100)) == 60
+    assert chunk.blocks_wanted(newcomer(950, 9), 0, 32, view) == 2
 
 
 # The estimate ---------------------------------------------------------------------------------------------------------
@@ -154,13 +177,13 @@ def test_wanted_is_at_least_the_first_chunk_and_at_most_an_empty_pool(
     name: str, admission: tuple[Request, int, int, AdmissionView]
 ) -> None:
     request, num_cached, num_first, view = admission
-    before = snapshot([request, *view.running])
+    before, counts = snapshot([request]), lists(view.running)
     wanted = POLICIES[name](*admission)
     num_cached_blocks = num_cached // view.block_size
     assert wanted >= math.ceil((num_cached + num_first) / view.block_size) - num_cached_blocks
     assert wanted <= view.num_blocks - num_cached_blocks, "it would never be admitted"
     assert POLICIES[name](*admission) == wanted
-    assert snapshot([request, *view.running]) == before
+    assert (snapshot([request]), lists(view.running)) == (before, counts)
 
 
 @settings(max_examples=40)
@@ -169,13 +192,24 @@ def test_the_estimate_is_that_of_the_exact_sum(admission: tuple[Request, int, in
     request, num_cached, _num_first, view = admission
     share = Fraction(view.estimate.share_ppm, 1_000_000)
 
-    def blocks(one: Request) -> int:
-        rest = min(4096, one.max_total_tokens - one.num_tokens)
-        return math.ceil(Fraction(one.num_tokens + max(1, math.ceil(share * rest)), view.block_size))
+    def blocks(num_tokens: int, max_total: int) -> int:
+        rest = min(4096, max_total - num_tokens)
+        return math.ceil(Fraction(num_tokens + max(1, math.ceil(share * rest)), view.block_size))
 
-    lacked = [max(0, blocks(one) - len(one.block_ids)) for one in view.running]
-    expected = min(view.num_blocks, blocks(request) + sum(lacked)) - num_cached // view.block_size
+    lacked = [max(0, blocks(tokens, end) - held) for tokens, held, end in zip(*lists(view.running), strict=True)]
+    own = blocks(request.num_tokens, request.max_total_tokens)
+    expected = min(view.num_blocks, own + sum(lacked)) - num_cached // view.block_size
     assert estimate.blocks_wanted(*admission) == expected
+
+
+@settings(max_examples=40)
+@given(admission=admissions())
+def test_the_whole_prompt_is_that_of_the_exact_sum(admission: tuple[Request, int, int, AdmissionView]) -> None:
+    request, num_cached, _num_first, view = admission
+    tokens, blocks_held, _ends = lists(view.running)
+    lacked = [max(0, math.ceil(n / view.block_size) - m) for n, m in zip(tokens, blocks_held, strict=True)]
+    expected = math.ceil((request.num_tokens + 1) / view.block_size) + sum(lacked)
+    assert whole_prompt.blocks_wanted(*admission) == min(view.num_blocks, expected) - num_cached // view.block_size
 
 
 @settings(max_examples=40)

@@ -91,6 +91,8 @@ KINDS = {
     "word that is none of the choices": [
         ("max_model_len = 2048", 'dtype = "float16"◀', ['dtype = "float16"', '"auto", "float32", "bfloat16"']),
         ("[scheduler]\n", "[scheduler]\npolicy = 'lifo'◀\n", ['policy = "lifo"', 'one of "fcfs", "priority", "fair"']),
+        ("[scheduler]\n", "[scheduler]\npreemption = 'fcfs'◀\n", ['one of "lifo", "retract", "cost"']),
+        ("[scheduler]\n", "[scheduler]\nadmission = 'all'◀\n", ['one of "chunk", "whole_prompt", "estimate"']),
     ],
     "word in the wrong case or of another program": [
         ("max_model_len = 2048", 'dtype = "BFloat16"◀', ['dtype = "BFloat16"', 'did you mean "bfloat16"']),
@@ -224,7 +226,6 @@ KINDS = {
         ("[server]", "[journal]◀\npath = 'j'\n[server]", ["[journal]", "not supported yet", "leave it out"]),
         ("[server]", "[structured_output]◀\n[server]", ["[structured_output]", "not supported yet"]),
         ("[server]", "[speculative]◀\nmethod = 'ngram'\n[server]", ["[speculative]", "not supported yet"]),
-        ("[scheduler]\n", "[scheduler]\npolicy = 'fair'◀\n", ['"fcfs", "priority"; "fair" is not supported yet']),
         ("max_model_len = 2048", "load = 'dummy'◀", ['load = "dummy"', "write dummy: before the source"]),
     ],
     "host that is no host": [
