@@ -7,8 +7,11 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..errors import StartFailed
+from ..journal import JournalWriter, TakesSnapshots
 from ..mailbox import Inbox, LocalOutbox, Outbox, ZmqOutbox
 from ..mailbox.messages.admission import TokenizerToScheduler
 from ..mailbox.messages.control import Attach, Gone, Settled, Start
@@ -21,6 +24,7 @@ from .faults import Faults
 from .frontend import Frontend
 from .frontend_api import ActorStart, Health
 from .scheduler import SchedulerActor
+from .scheduler_journal import SchedulerJournal
 from .sender import Sender
 
 if TYPE_CHECKING:
@@ -141,7 +145,22 @@ class Cast:
         inbox = self._inboxes[name]
         faults = Faults(name)
         tokenizers = self._senders(name, "tokenizer", faults)
-        self._scheduler = SchedulerActor(name, inbox, tokenizers, Scheduler(limits), line, faults)
+        scheduler = Scheduler(limits)
+        journal = self._make_journal(limits, scheduler)
+        self._scheduler = SchedulerActor(name, inbox, tokenizers, scheduler, line, faults, journal)
+
+    def _make_journal(self, limits: SchedulerLimits, scheduler: Scheduler) -> SchedulerJournal | None:
+        """If the topology wants one. If it cannot be written only the first start fails: later ones have requests."""
+        section = self._start.topology.journal
+        if section is None:
+            return None
+        take_snapshot = scheduler.snapshot if isinstance(scheduler, TakesSnapshots) else None
+        stem = Path(section.path).expanduser()
+        writer = JournalWriter(stem, section.max_bytes, limits, time.monotonic_ns(), take_snapshot)
+        if writer.failure is not None and self._start.incarnation <= 1:
+            advice = "correct [journal] path, or leave the section out"
+            raise StartFailed(f"the journal {stem} cannot be written: {writer.failure}", advice=advice, phase="journal")
+        return SchedulerJournal(writer)
 
     async def _make_tokenizers(self, names: list[str]) -> None:
         if not names:

@@ -10,6 +10,7 @@ import typer
 
 from .. import __version__
 from ..errors import StartFailed
+from .simulate_command import simulate
 
 app = typer.Typer(
     name="callboard",
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 topology_app = typer.Typer(help="Check, draw and dry-run topology files.", no_args_is_help=True)
 app.add_typer(topology_app, name="topology")
+app.command()(simulate)
 
 ModelArgument = Annotated[
     Optional[str],  # noqa: UP045  (typer reads the annotation at run time)
@@ -131,6 +133,32 @@ def doctor(
     from .doctor import examine
 
     raise typer.Exit(examine(engine))
+
+
+@app.command()
+def replay(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files of a journal, in their order.")],
+    policy: Annotated[Optional[str], typer.Option(help="What if: another policy.", show_default=False)] = None,  # noqa: UP045
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", metavar="KEY=VALUE", help="What if: another limit of the scheduler; may be repeated."),
+    ] = None,
+    until: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(metavar="STEP", help="Stop behind this step.", show_default=False),
+    ] = None,
+    show: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="REQUEST", help="Print this request's ledger there.", show_default=False),
+    ] = None,
+) -> None:
+    """Run the scheduler of a journal again; exit code 1 if a plan is not what it was.
+
+    With --policy or --set: also run its requests against other limits, and print both side by side.
+    """
+    from .replay import replay_files
+
+    raise typer.Exit(replay_files(files, policy, list(overrides or ()), until, show))
 
 
 @app.command()

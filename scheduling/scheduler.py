@@ -61,6 +61,11 @@ class Scheduler:
         self._next_step = 0
 
     @property
+    def now_ns(self) -> int:
+        """Of the last `step`."""
+        return self._state.now_ns
+
+    @property
     def num_in_flight(self) -> int:
         """Steps planned whose result is not in."""
         return self._state.steps.num_in_flight
@@ -172,7 +177,7 @@ class Scheduler:
         state = self._state
         if self._epoch is None or state.is_fresh_due:
             state.ledgers.stop(WaitCause.WORKER)
-        if not self.can_plan:
+        if self._epoch is None or not self.can_plan:
             return None
         builder = PlanBuilder(self.limits, state.rows)
         cause: WaitCause | None = WaitCause.BLOCKS

@@ -141,7 +141,7 @@ class JournalSection(Struct, frozen=True, forbid_unknown_fields=True):
     """[journal]"""
 
     path: str
-    """File of the scheduler's inputs. static"""
+    """Of the files with the scheduler's inputs, without their numbers: PATH.000001 and on. static"""
     max_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
     """Of all its files together; the oldest go first [bytes]. static"""
 

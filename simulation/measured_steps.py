@@ -1,0 +1,91 @@
+"""What a run that was recorded says of its device: follows the replay of a journal, and notes what each step took.
+
+It has the shape of `journal.replay.Observer`. A step whose plan was there when the one before ended took the time from
+that end to its own, so what the worker does between steps is in it; any other took the time that the worker says, and
+the median of what lies between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from ..mailbox.messages.admission import Admit
+from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
+from ..scheduling.deltas import Outgoing
+from ..scheduling.events import Event
+from .device_line import ControlTimes
+from .fit import StepSample
+from .step_load import StepLoad, load_of
+
+
+class _Step(msgspec.Struct, frozen=True, gc=False):
+    load: StepLoad
+    run_ns: int
+    """As the worker says."""
+    gap_ns: int | None
+    """Between the end of the step before and its start; None: the worker waited for its plan."""
+
+
+class MeasuredSteps:
+    """Collects; then `samples` and `control_times`."""
+
+    def __init__(self) -> None:
+        self._plans: dict[tuple[int, int], StepPlan] = {}
+        self._steps: list[_Step] = []
+        self._pickup_ns: list[int] = []
+        self._report_ns: list[int] = []
+        self._ingress_ns: list[int] = []
+        self._last_end_ns = 0
+
+    def events(self, now_ns: int, events: Sequence[Event]) -> None:
+        """The scheduler got these."""
+        for event in events:
+            if isinstance(event, Admit) and event.attempt == 1:
+                self._ingress_ns.append(now_ns - event.arrival_ns)
+            elif isinstance(event, StepResult):
+                plan = self._plans.pop((event.epoch, event.step), None)
+                if plan is not None and event.outcome is StepOutcome.DONE:
+                    self._take(now_ns, plan, event)
+
+    def planned(self, plan: StepPlan) -> None:
+        """It made this plan."""
+        self._plans[plan.epoch, plan.step] = plan
+
+    def sent(self, now_ns: int, outgoing: Outgoing) -> None:
+        """It sent this: nothing to learn."""
+
+    def samples(self) -> list[StepSample]:
+        """Of every step that was run."""
+        gap_ns = _median([step.gap_ns for step in self._steps if step.gap_ns is not None])
+        return [
+            StepSample(step.run_ns + (gap_ns if step.gap_ns is None else step.gap_ns), step.load)
+            for step in self._steps
+        ]
+
+    def control_times(self) -> ControlTimes:
+        """Medians. What the worker does before a step is in the samples."""
+        return ControlTimes(
+            schedule_ns=_median(self._pickup_ns),
+            prepare_ns=0,
+            report_ns=_median(self._report_ns),
+            ingress_ns=_median(self._ingress_ns),
+        )
+
+    def _take(self, now_ns: int, plan: StepPlan, result: StepResult) -> None:
+        starts, num_tokens = np.frombuffer(plan.starts, "<i4"), np.frombuffer(plan.num_tokens, "<i4")
+        load = load_of(starts, num_tokens, plan.samples.count(1))
+        gap_ns = None
+        if plan.now_ns < self._last_end_ns:
+            gap_ns = max(0, result.start_ns - self._last_end_ns)
+        else:
+            self._pickup_ns.append(result.start_ns - plan.now_ns)
+        self._steps.append(_Step(load, result.end_ns - result.start_ns, gap_ns))
+        self._report_ns.append(now_ns - result.end_ns)
+        self._last_end_ns = result.end_ns
+
+
+def _median(times_ns: Sequence[int]) -> int:
+    return round(float(np.median(times_ns))) if times_ns else 0

@@ -1,0 +1,111 @@
+"""The real scheduler, driven by a trace in virtual time.
+
+The scheduler is called as its actor calls it: with what has come, then again while it makes plans. Each plan costs
+`schedule_ns`, in which nothing else is handled; a token is at its client when the scheduler takes the result in.
+Nothing is random, so a simulation repeats itself exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..mailbox.messages.admission import Admit
+from ..mailbox.messages.sampling import SamplingParams
+from ..scheduling import Event, Scheduler, SchedulerLimits, WorkerAttached
+from .device_line import ControlTimes, DeviceLine
+from .history import History, HistoryRecorder
+from .prompts import prompt_token_ids
+from .step_load import StepTimes
+from .trace import Trace, TraceRequest
+
+NUM_GAUGES = 2000
+"""Points of a simulation's gauges over the trace's length, at least 10 ms apart."""
+_MIN_GAUGE_NS = 10_000_000
+
+
+def simulate(
+    trace: Trace, limits: SchedulerLimits, step_times: StepTimes, control: ControlTimes | None = None
+) -> History:
+    """Run a trace (in the order of arrival) to its end; what happened to each request, and the gauges over time."""
+    return Simulation(trace, limits, step_times, control or ControlTimes()).run()
+
+
+class Simulation:
+    """One run. `scheduler` may be looked at when it is over."""
+
+    def __init__(self, trace: Trace, limits: SchedulerLimits, step_times: StepTimes, control: ControlTimes) -> None:
+        self.scheduler = Scheduler(limits)
+        self._trace = trace
+        self._device = DeviceLine(step_times, control, limits.max_num_seqs)
+        self._schedule_ns, self._ingress_ns = control.schedule_ns, control.ingress_ns
+        last_ns = trace[-1].arrival_ns if trace else 0
+        self._recorder = HistoryRecorder(trace, max(last_ns // NUM_GAUGES, _MIN_GAUGE_NS))
+        self._has_deadlines = any(request.deadline_ns is not None for request in trace)
+        self._num_arrived = 0
+        self.scheduler.step(0, [WorkerAttached(1)])
+
+    def run(self) -> History:
+        """Until every request has ended."""
+        free_ns = 0
+        while (next_ns := self._next_ns()) is not None:
+            now_ns = max(free_ns, next_ns)
+            free_ns = self._handle(now_ns, self._due(now_ns))
+        statistics = self.scheduler.statistics()
+        assert not statistics.num_running + statistics.num_waiting, "requests are left, and nothing happens any more"
+        return self._recorder.finish(statistics, self._device.busy_ns)
+
+    def _handle(self, now_ns: int, events: Sequence[Event]) -> int:
+        """What the actor does when it wakes; returns when the scheduler is free again."""
+        scheduler = self.scheduler
+        free_ns = now_ns
+        plan = scheduler.step(now_ns, events)
+        while plan is not None:
+            free_ns += self._schedule_ns
+            self._device.launch(plan, free_ns)
+            plan = scheduler.step(free_ns, ()) if scheduler.can_plan else None
+        has_more = True
+        while has_more:
+            outgoing = scheduler.collect()
+            self._recorder.record(now_ns, outgoing)
+            has_more = outgoing.has_more
+        if now_ns >= self._recorder.next_gauge_ns:
+            self._recorder.gauge(now_ns, scheduler.statistics())
+        return free_ns
+
+    def _next_ns(self) -> int | None:
+        """When something happens next."""
+        times = [self._device.next_result_ns]
+        if self._num_arrived < len(self._trace):
+            times.append(self._trace[self._num_arrived].arrival_ns + self._ingress_ns)
+        if self._has_deadlines:
+            times.append(self.scheduler.next_deadline_ns())
+        return min((time for time in times if time is not None), default=None)
+
+    def _due(self, now_ns: int) -> list[Event]:
+        """Results and requests that have come by now; results first, for they free what requests need."""
+        events: list[Event] = []
+        device = self._device
+        while (result_ns := device.next_result_ns) is not None and result_ns <= now_ns:
+            events.append(device.take_result())
+        trace, at = self._trace, self._num_arrived
+        while at < len(trace) and trace[at].arrival_ns + self._ingress_ns <= now_ns:
+            events.append(_admit(trace[at], at))
+            at += 1
+        self._num_arrived = at
+        return events
+
+
+def _admit(request: TraceRequest, index: int) -> Admit:
+    return Admit(
+        request_id=str(index),
+        choice=0,
+        attempt=1,
+        tokenizer="",
+        prompt_token_ids=prompt_token_ids(request, index),
+        sampling=SamplingParams(seed=0, max_tokens=request.num_output_tokens, ignore_eos=True),
+        eos_token_ids=(),
+        arrival_ns=request.arrival_ns,
+        priority=request.priority,
+        tenant=request.tenant,
+        deadline_ns=None if request.deadline_ns is None else request.arrival_ns + request.deadline_ns,
+    )
