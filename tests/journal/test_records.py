@@ -209,7 +209,7 @@ def test_a_file_that_is_cut_off_anywhere_gives_its_whole_records(tmp_path: Path)
         path.write_bytes(whole[:size])
         num_whole = sum(end <= size for end in ends)
         if num_whole == 0:
-            with pytest.raises(ConfigError, match="no journal|no whole header"):
+            with pytest.raises(ConfigError, match=r"no journal|no whole header"):
                 JournalFile(path)
             continue
         file = JournalFile(path)
@@ -229,7 +229,7 @@ def test_a_flipped_bit_anywhere_ends_the_reading_there(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         num_before = sum(end <= place for end in ends)
         if num_before == 0:
-            with pytest.raises(ConfigError, match="no journal|no whole header|version"):
+            with pytest.raises(ConfigError, match=r"no journal|no whole header|version"):
                 JournalFile(path)
             continue
         file = JournalFile(path)
