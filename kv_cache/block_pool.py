@@ -112,7 +112,7 @@ class BlockPool:
         """Compare the pool with the block tables of all `owners`; O(num_blocks).
 
         Returns the leaked blocks, each as often as it has more references than owners, after giving those back. Asserts
-        what cannot be repaired: a block with more owners than references, a broken free list, a key that leads elsewhere.
+        what cannot be repaired: a block with more owners than references, a broken free list, a key that leads astray.
         """
         references = array("i", bytes(4 * self.num_blocks))
         for blocks in owners:
