@@ -8,6 +8,7 @@ import numpy as np
 
 from callboard.mailbox.messages.requests import RequestLedger
 from callboard.mailbox.messages.steps import StepOutcome, StepPlan, StepResult
+from callboard.mailbox.messages.transfers import LoadBlocks
 from callboard.scheduling.events import Event, WorkerAttached
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.scheduler import Scheduler
@@ -24,6 +25,7 @@ class Stage:
         self.scheduler = Scheduler(limits)
         self.plans: deque[StepPlan] = deque()
         self.planned: list[StepPlan] = []
+        self.loads: list[LoadBlocks] = []
         if is_attached:
             self.at(0, WorkerAttached(1))
 
@@ -34,7 +36,7 @@ class Stage:
             self.plans.append(plan)
             self.planned.append(plan)
             plan = self.scheduler.step(now_ns, ())
-        self.scheduler.collect()
+        self.loads += self.scheduler.collect().loads
 
     def end_step(self, now_ns: int, *events: Event, num_accepted: int = 0) -> None:
         """The oldest step in flight ends; of each row with drafts so many are accepted. `events` come behind its

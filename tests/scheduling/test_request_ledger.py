@@ -1,4 +1,4 @@
-"""Where the scheduler says that a request's time went: causes of waiting, planted one by one; sums to the nanosecond."""
+"""Where the scheduler says that a request's time went: planted causes of waiting, sums to the nanosecond, cost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ask(name: str, num_tokens: int, max_tokens: int, **changes: object) -> Admit
     )
 
 
-# Causes of waiting. Each returns the stage, with the request "v" past its wait, and how long that was for what ---------
+# Causes of waiting. Each returns the stage, with the request "v" past its wait, and how long that was -----------------
 
 
 def budget_goes_to_a_long_prompt() -> tuple[Stage, WaitTime]:
@@ -237,19 +237,23 @@ def test_the_ledger_of_a_life_with_chunks_a_preemption_and_a_death() -> None:
     assert (ledger.state, ledger.num_prompt_tokens, ledger.num_output_tokens) == ("length_capped", 9, 5)
     assert (ledger.arrival_ns, ledger.queued_ns, ledger.waiting.worker_ns) == (400, 1000, 1000)
     assert parts_ns(ledger) == ledger.ended_ns - 400
-    computed = Counter[int]()
+    computed, chunks, is_prefilling = Counter[int](), list[int](), True
     runs = {new.run: new.request_id for plan in stage.planned for new in plan.new_rows}
     for plan in stage.planned:
-        for run, start, count in rows_of(plan):
+        is_prefilling |= any(new.request_id == "v" for new in plan.new_rows)
+        for run, start, count, samples in rows_of(plan):
             if runs[run] == "v":
                 computed.update(range(start, start + count))
+                chunks += [count] * is_prefilling
+                is_prefilling &= not samples
+    assert ledger.chunks == tuple(chunks) and len(chunks) > 3
     assert ledger.num_recomputed_tokens == sum(times - 1 for times in computed.values()) > 0
 
 
-def rows_of(plan: StepPlan) -> list[tuple[int, int, int]]:
-    """(run, start, tokens) of each row of a plan."""
-    runs = np.frombuffer(plan.runs, "<i8").tolist()
-    return list(zip(runs, ints(plan.starts), ints(plan.num_tokens), strict=True))
+def rows_of(plan: StepPlan) -> list[tuple[int, int, int, bool]]:
+    """(run, start, tokens, whether it yields one) of each row of a plan."""
+    runs, samples = np.frombuffer(plan.runs, "<i8").tolist(), np.frombuffer(plan.samples, np.bool_).tolist()
+    return list(zip(runs, ints(plan.starts), ints(plan.num_tokens), samples, strict=True))
 
 
 def test_drafts_and_those_that_were_accepted_are_counted() -> None:
