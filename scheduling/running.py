@@ -113,8 +113,8 @@ def _schedule(state: SchedulerState, plan: PlanBuilder, wanted: _Wanted) -> None
     if len(is_growing):
         _give_blocks(state, plan, rows[is_growing], num_blocks[is_growing])
     requests = arrays.of(rows)
-    is_prefilling = arrays.is_prefilling[rows]
-    if np.count_nonzero(is_prefilling):
+    if np.count_nonzero(arrays.is_prefilling):
+        is_prefilling = arrays.is_prefilling[rows]
         for i in np.flatnonzero(is_prefilling).tolist():
             state.ledgers.chunk(requests[i], int(num_tokens[i]))
         arrays.is_prefilling[rows] = is_prefilling & (num_tokens < num_left)
