@@ -104,7 +104,9 @@ IDS = st.lists(st.integers(0, 3), max_size=6).map(tuple)
 def test_prompts_share_what_their_ids_share(
     ids: tuple[tuple[int, ...], tuple[int, ...]], lengths: tuple[int, int], size: int
 ) -> None:
-    requests = [TraceRequest(0, n, 1, prefix_ids=i, prefix_block_tokens=size) for n, i in zip(lengths, ids, strict=True)]
+    requests = [
+        TraceRequest(0, n, 1, prefix_ids=i, prefix_block_tokens=size) for n, i in zip(lengths, ids, strict=True)
+    ]
     prompts = [prompt_token_ids(request, index) for index, request in enumerate(requests)]
     assert tuple(map(len, prompts)) == lengths
     num_shared_ids = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*ids, strict=False))))
