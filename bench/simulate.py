@@ -3,8 +3,8 @@
     python -m callboard.bench.simulate [TRACE ...] [--device h200] [--profile]
 
 Each trace drives the scheduler as it is, unscaled, with the shape of Llama-3.1-8B. Prints the simulated time, from the
-first arrival to the last token, the CPU time of the run, and the ratio of the trace's own length (first to last arrival)
-to that CPU time.
+first arrival to the last token, the CPU time of reading and running it, and the ratio of the trace's own length (first
+to last arrival) to that CPU time.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def run(path: Path, device_name: str) -> str:
     cpu_s = time.process_time() - begun
     span_s = (trace[-1].arrival_ns - trace[0].arrival_ns) / 1e9
     return (
-        f"{path.name}: {report.all.num_complete:,} requests, {report.num_steps:,} steps; arrivals over {span_s:,.0f} s, "
-        f"simulated {report.duration_s:,.0f} s in {cpu_s:.2f} s of CPU ({cpu_s / report.num_steps * 1e6:.0f} us a step): "
-        f"{span_s / cpu_s:.0f} times faster than real time"
+        f"{path.name}: {report.all.num_complete:,} requests, {report.num_steps:,} steps; arrivals over {span_s:,.0f} s,"
+        f" simulated {report.duration_s:,.0f} s in {cpu_s:.2f} s of CPU ({cpu_s / report.num_steps * 1e6:.0f} us a step):"
+        f" {span_s / cpu_s:.0f} times faster than real time"
     )
 
 

@@ -43,7 +43,7 @@ def test_a_single_request(make_limits: MakeLimits, affine_steps: StepTimes, dept
 
 
 def test_a_request_waits_for_the_step_under_way(make_limits: MakeLimits, constant_steps: MakeSteps) -> None:
-    """Depth 1, nothing costs time beside the device: the second comes at 3 ms of a step of 10, and gets its token at 20."""
+    """Depth 1, only the device takes time: the second comes at 3 ms of a step of 10, and gets its token at 20."""
     trace = [TraceRequest(0, 4, 3), TraceRequest(3 * MS, 4, 1)]
     free = ControlTimes(schedule_ns=0, prepare_ns=0)
     one, two = simulate(trace, make_limits(pipeline_depth=1), constant_steps(10 * MS), free).requests

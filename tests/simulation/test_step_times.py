@@ -109,7 +109,7 @@ def test_a_device_has_room_for(llama_8b: ModelShape) -> None:
     assert kv_blocks(llama_8b, device, kv_share=1.0, **sizes) == 512
     assert kv_blocks(llama_8b, device, kv_share=1.0, kv_dtype_bytes=1, **sizes) == 1024
     assert kv_blocks(llama_8b, device, kv_share=0.5, **sizes) == 256
-    with pytest.raises(NotEnoughMemory, match="no block of 2.0 MiB fits into 90% of the rest"):
+    with pytest.raises(NotEnoughMemory, match=r"no block of 2\.0 MiB fits into 90% of the rest"):
         kv_blocks(llama_8b, DeviceSpec("d", 1e12, 1e12, weights), **sizes)
 
 
