@@ -178,6 +178,19 @@ def test_loaded_blocks_of_a_request_that_has_a_row_are_its_runs() -> None:
     ]
 
 
+def test_a_leak_that_was_told_is_not_told_again_when_the_next_holder_of_the_block_leaks_it_too() -> None:
+    ledger = LeakLedger(8, 2)
+    first = admitted(ledger, "first", 1, 0, [0])
+    first.block_ids.remove(0)
+    ledger.leave(as_request(first), "stopped")
+    assert [leak.run for leak in ledger.name([0], [], [], {})] == [1]
+    second = admitted(ledger, "second", 2, 0, [0], num_shared=1)
+    second.block_ids.remove(0)
+    ledger.leave(as_request(second), "aborted")
+    (leak,) = ledger.name([0], [], [], {})
+    assert (leak.owner, leak.event, leak.owner_ended) == (("second", 0), "shared_prefix", "aborted")
+
+
 def test_many_sharers_of_a_block_that_gave_it_back_leave_nothing_behind() -> None:
     ledger = LeakLedger(8, 2)
     admitted(ledger, "first", 1, 0, [0])
