@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-Integers = npt.NDArray[np.signedinteger[Any]]
+from .row_arrays import Int32s, RowIndexes
 
 
 class DraftCounts:
@@ -17,8 +14,8 @@ class DraftCounts:
         self._drafts = np.zeros(max_num_seqs, np.int64)
         self._accepted = np.zeros(max_num_seqs, np.int64)
 
-    def add(self, rows: Integers, num_drafts: Integers, num_accepted: Integers) -> None:
-        """[n] each, of different rows: a result tells how many drafts of each row were accepted."""
+    def add(self, rows: RowIndexes, num_drafts: Int32s, num_accepted: Int32s) -> None:
+        """int32 [n] each, of different rows: a result tells how many drafts of each row were accepted."""
         self._drafts[rows] += num_drafts
         self._accepted[rows] += num_accepted
 
