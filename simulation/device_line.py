@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from ..mailbox.messages.steps import StepPlan, StepResult
-from .step_load import StepTimes, decode_load, load_of
+from .step_load import StepLoad, StepTimes, decode_load, load_of
 
 
 class ControlTimes(msgspec.Struct, frozen=True):
@@ -32,6 +32,9 @@ class _Running(NamedTuple):
     start_ns: int
     end_ns: int
     plan: StepPlan
+    runs: bytes
+    """As in the result."""
+    positions: bytes
 
 
 class DeviceLine:
@@ -56,15 +59,15 @@ class DeviceLine:
         """A plan is on the board."""
         self._host_ns = max(published_ns, self._host_ns) + self._prepare_ns
         start_ns = max(self._host_ns, self._device_ns)
-        duration_ns = self._duration_ns(plan)
+        load, runs, positions = self._work_of(plan)
+        duration_ns = self._times.step_ns(load)
         self._device_ns = start_ns + duration_ns
         self.busy_ns += duration_ns
-        self._steps.append(_Running(start_ns, self._device_ns, plan))
+        self._steps.append(_Running(start_ns, self._device_ns, plan, runs, positions))
 
     def take_result(self) -> StepResult:
         """Of the oldest step, which has ended."""
-        start_ns, end_ns, plan = self._steps.popleft()
-        runs, positions = self._sampled(plan)
+        start_ns, end_ns, plan, runs, positions = self._steps.popleft()
         return StepResult(
             epoch=plan.epoch,
             step=plan.step,
@@ -76,25 +79,15 @@ class DeviceLine:
             num_plans_waiting=len(self._steps),
         )
 
-    def _is_decode(self, plan: StepPlan) -> bool:
-        num_bytes = len(plan.num_tokens)
-        return plan.num_tokens == self._ones[:num_bytes] and plan.samples == self._trues[: num_bytes // 4]
-
-    def _duration_ns(self, plan: StepPlan) -> int:
-        starts = np.frombuffer(plan.starts, "<i4")
-        if self._is_decode(plan):
-            return self._times.step_ns(decode_load(starts))
-        num_tokens = np.frombuffer(plan.num_tokens, "<i4")
-        return self._times.step_ns(load_of(starts, num_tokens, plan.samples.count(1)))
-
-    def _sampled(self, plan: StepPlan) -> tuple[bytes, bytes]:
-        """Runs that yield a token, and its positions."""
-        starts = np.frombuffer(plan.starts, "<i4")
-        if self._is_decode(plan):
-            return plan.runs, (starts + 1).tobytes()
-        samples = np.frombuffer(plan.samples, np.bool_)
-        positions = starts + np.frombuffer(plan.num_tokens, "<i4")
-        return np.frombuffer(plan.runs, "<i8")[samples].tobytes(), positions[samples].tobytes()
+    def _work_of(self, plan: StepPlan) -> tuple[StepLoad, bytes, bytes]:
+        """The load, the runs that yield a token, and its positions. Most steps only decode: for them it is short."""
+        starts, num_bytes = np.frombuffer(plan.starts, "<i4"), len(plan.num_tokens)
+        if plan.num_tokens == self._ones[:num_bytes] and plan.samples == self._trues[: num_bytes // 4]:
+            return decode_load(starts), plan.runs, (starts + 1).tobytes()
+        num_tokens, samples = np.frombuffer(plan.num_tokens, "<i4"), np.frombuffer(plan.samples, np.bool_)
+        runs = np.frombuffer(plan.runs, "<i8")[samples].tobytes()
+        load = load_of(starts, num_tokens, len(runs) // 8)
+        return load, runs, (starts + num_tokens)[samples].tobytes()
 
     def _token_ids(self, runs: bytes) -> bytes:
         """A run's number stands for each token that it yields: what two requests write is never the same."""

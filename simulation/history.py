@@ -67,9 +67,11 @@ class HistoryRecorder:
         """What leaves at `now_ns`."""
         token_ns = self._token_ns
         for deltas in outgoing.deltas.values():
-            for request_id, token_ids in zip(deltas.request_ids, deltas.token_ids, strict=True):
-                for _ in token_ids:
+            for request_id, token_ids in zip(deltas.request_ids, deltas.token_ids, strict=False):
+                if len(token_ids) == 1:
                     token_ns[request_id].append(now_ns)
+                else:
+                    token_ns[request_id].extend([now_ns] * len(token_ids))
             for row, finish in deltas.finishes.items():
                 self._ends[deltas.request_ids[row]] = (finish.reason, deltas.cached_tokens[row])
         for refusals in outgoing.refused.values():

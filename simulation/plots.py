@@ -15,6 +15,7 @@ from .report import NS_PER_MS, NS_PER_S, e2e_ns, tpot_ns, ttft_ns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 SUFFIXES = (".png", ".svg")
 Run = tuple[str, History]
@@ -41,7 +42,8 @@ def write_plots(path: Path, runs: Sequence[Run]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 11), layout="constrained")
+    figure = Figure(figsize=(12, 11))
+    figure.subplots_adjust(left=0.06, right=0.98, bottom=0.05, top=0.96, hspace=0.32, wspace=0.15)
     FigureCanvasAgg(figure)
     axes: list[Axes] = list(figure.subplots(3, 2).flat)
     _over_time(axes[0], axes[1], axes[2], runs)
@@ -53,6 +55,7 @@ def write_plots(path: Path, runs: Sequence[Run]) -> None:
             _distribution(axis, name, np.array(values, np.float64) / NS_PER_MS)
         _label(axis, f"{label} distribution", f"{label} [ms]", "share of requests")
         axis.set_xscale("log")
+        _write_out(axis.xaxis)
     figure.savefig(path)
 
 
@@ -72,11 +75,20 @@ def _over_time(kv: Axes, queue: Axes, first: Axes, runs: Sequence[Run]) -> None:
     _label(queue, "requests", "time [s]", "requests")
     _label(first, "TTFT by arrival", "arrival [s]", "TTFT [ms]")
     first.set_yscale("log")
+    _write_out(first.yaxis)
 
 
 def _distribution(axis: Axes, name: str, values: npt.NDArray[np.float64]) -> None:
     if len(values):
         axis.step(np.sort(values), np.arange(1, len(values) + 1) / len(values), label=name, linewidth=0.9)
+
+
+def _write_out(axis: Axis) -> None:
+    """`1000` and not a power of ten; nothing between."""
+    from matplotlib.ticker import NullFormatter
+
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _label(axis: Axes, title: str, x: str, y: str) -> None:

@@ -43,6 +43,7 @@ class Roofline:
         self._pair_ns = NS_PER_S * 4 * shape.num_heads * shape.head_dim / flops
         """Of one pair in one layer."""
         windows = shape.windows or (None,) * shape.num_layers
+        self._has_no_windows, self._num_all_layers = not any(windows), shape.num_layers
         self._num_layers = {window: windows.count(window) for window in dict.fromkeys(windows)}
         self._step_ns = device.step_overhead_us * 1e3
         self._row_ns = device.row_overhead_us * 1e3
@@ -58,6 +59,8 @@ class Roofline:
         context = load.context_tokens + load.prefill_context_tokens
         pairs = load.context_tokens + load.prefill_pairs
         total = 0.0
+        if self._has_no_windows:
+            return self._num_all_layers * max(context * self._context_ns, pairs * self._pair_ns)
         for window, num_layers in self._num_layers.items():
             seen = context if window is None else min(context, window * (load.num_rows + load.num_prefill_tokens))
             met = pairs if window is None else min(pairs, window * load.num_tokens)

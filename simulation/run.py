@@ -74,12 +74,13 @@ class Simulation:
 
     def _next_ns(self) -> int | None:
         """When something happens next."""
-        times = [self._device.next_result_ns]
+        next_ns = self._device.next_result_ns
         if self._num_arrived < len(self._trace):
-            times.append(self._trace[self._num_arrived].arrival_ns + self._ingress_ns)
-        if self._has_deadlines:
-            times.append(self.scheduler.next_deadline_ns())
-        return min((time for time in times if time is not None), default=None)
+            arrival_ns = self._trace[self._num_arrived].arrival_ns + self._ingress_ns
+            next_ns = arrival_ns if next_ns is None or arrival_ns < next_ns else next_ns
+        if self._has_deadlines and (deadline_ns := self.scheduler.next_deadline_ns()) is not None:
+            next_ns = deadline_ns if next_ns is None or deadline_ns < next_ns else next_ns
+        return next_ns
 
     def _due(self, now_ns: int) -> list[Event]:
         """Results and requests that have come by now; results first, for they free what requests need."""

@@ -33,8 +33,8 @@ class _TwinRequest:
 def twin(trace: Sequence[TraceRequest], limits: SchedulerLimits, control: ControlTimes) -> list[list[int]]:
     """When each token comes, with blocks for all: first come, first served, 1 ms a step and 10 us a token.
 
-    A heap of (time, kind, number): 0 a step ends, 1 a request comes. The scheduler takes in what has come while it was
-    busy, and then makes as many plans as the depth allows.
+    A heap of (time, kind, number): 0 a step ends, 1 a request arrives. The scheduler takes in what has come while it
+    was busy, and then makes as many plans as the depth allows.
     """
     requests = [_TwinRequest(request) for request in trace]
     heap = [(request.arrival_ns, 1, index) for index, request in enumerate(trace)]
