@@ -24,9 +24,11 @@ from callboard.tests.scheduling.twin_request import (
 class TwinLoad:
     """A transfer under way; its blocks are its own, whatever becomes of the request."""
 
-    def __init__(self, request: TwinRequest, num_tokens: int, blocks: list[int]) -> None:
+    def __init__(self, request: TwinRequest, num_tokens: int, blocks: list[int], num_steps: int) -> None:
         self.request: TwinRequest | None = request
         self.key, self.num_tokens, self.blocks = request.key, num_tokens, blocks
+        self.num_steps = num_steps
+        """Planned before it: until they have ended, rows that are over may still write to its blocks."""
 
 
 class Told(NamedTuple):
@@ -52,6 +54,7 @@ class TwinState:
         self.used_runs: set[int] = set()
         self.in_flight: deque[list[TwinRequest]] = deque()
         """Requests of the plans without a result, oldest plan first."""
+        self.num_planned = 0
         self.epoch: int | None = None
         self.num_come = self.num_waits = 0
         self.grammars: dict[str, bool] = {}

@@ -10,7 +10,6 @@ from callboard.mailbox.messages.admission import AddInput, Admit, Stop
 from callboard.mailbox.messages.grammar import GrammarReady
 from callboard.mailbox.messages.requests import Finish
 from callboard.mailbox.messages.steps import StepPlan, StepResult
-from callboard.mailbox.messages.transfers import LoadBlocks
 from callboard.scheduling.deltas import Outgoing
 from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
 from callboard.scheduling.limits import SchedulerLimits
@@ -58,8 +57,6 @@ class World:
         self.admits: dict[Key, Admit] = {}
         self.clients: dict[Key, Client] = {}
         self.connector = FakeConnector(limits.block_size)
-        self.num_planned = 0
-        self._waiting_loads: list[tuple[int, LoadBlocks]] = []
         self.talks: dict[Key, Session] = {}
         self.blocked: set[str] = set()
         """Tokenizers that take nothing."""
@@ -76,13 +73,11 @@ class World:
         self._story.extend((self.now_ns + 1, event) for event in events)
         while (plan := self._step(events)) is not None:
             self.plans.append(msgspec.msgpack.encode(plan))
-            self.num_planned += 1
             events = ()
         outgoing = self.scheduler.collect(self.blocked)
         self._deliver(outgoing)
         self.twin.note_loads(outgoing.loads)
-        self._waiting_loads += [(self.num_planned, load) for load in outgoing.loads]
-        self._begin_loads()
+        self.connector.begin(outgoing.loads)
         assert (self.scheduler.next_deadline_ns() or float("inf")) == self.twin.next_deadline_ns()
         assert self.scheduler.check_integrity() == [], "a block has leaked"
         compare_states(self.scheduler, self.twin)
@@ -101,12 +96,6 @@ class World:
             self.twin.note_runs(self.reader.runs(plan))
         assert self.scheduler.num_in_flight == len(self.twin.state.in_flight) <= self.limits.pipeline_depth
         return plan
-
-    def _begin_loads(self) -> None:
-        """Transfers begin when the steps are over that were planned before them."""
-        num_done = self.num_planned - self.scheduler.num_in_flight
-        self.connector.begin([load for num_planned, load in self._waiting_loads if num_planned <= num_done])
-        self._waiting_loads = [(n, load) for n, load in self._waiting_loads if n > num_done]
 
     def _deliver(self, outgoing: Outgoing) -> None:
         for message in outgoing.deltas.values():
