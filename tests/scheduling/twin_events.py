@@ -68,7 +68,7 @@ def _admit(state: TwinState, admit: Admit) -> None:
     if known is not None:
         if admit.attempt <= known.attempt:
             return
-        if not known.admit.is_session:
+        if not (known.admit.is_session or known.admit.first_output_index):
             _take_over(state, known, admit)
             return
         state.forget(known)  # a session begins anew

@@ -253,7 +253,7 @@ WEIGHTS: dict[Transition, int] = {
     admit: 4,
     fork: 1,
     repeat: 2,
-    draft: 2,
+    draft: 5,
     settle_grammar: 1,
     answer_load: 2,
     add_input: 2,

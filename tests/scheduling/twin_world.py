@@ -26,7 +26,7 @@ from callboard.tests.scheduling.twin_compare import (
     brief,
     compare_plans,
     compare_states,
-    scheduler_lines,
+    facts_of_scheduler,
 )
 from callboard.tests.scheduling.twin_plan import TwinPlan
 from callboard.tests.scheduling.twin_request import TwinEnd
@@ -81,8 +81,10 @@ class World:
         assert (self.scheduler.next_deadline_ns() or float("inf")) == self.twin.next_deadline_ns()
         assert self.scheduler.check_integrity() == [], "a block has leaked"
         compare_states(self.scheduler, self.twin)
-        for client in self.clients.values():
-            self._compare_client(client)
+        assert not self.twin.state.refused, f"{list(self.twin.state.refused)} were not refused"
+        for key, client in self.clients.items():
+            if client.finish is None and not client.is_ended_here:
+                self._compare_client(key, client)
 
     def _step(self, events: tuple[Event, ...]) -> StepPlan | None:
         self.now_ns += 1
@@ -114,17 +116,13 @@ class World:
                 self.clients[key].is_ended_here = True
                 assert (refused.status, refused.code) == (429, self.twin.state.refused.pop(key))
 
-    def _compare_client(self, client: Client) -> None:
-        """What it has been told is what the twin knows, once its tokenizer takes what there is."""
-        key = (client.admit.request_id, client.admit.choice)
-        assert key not in self.twin.state.refused, f"{key} was not refused"
-        if not client.is_live or client.is_orphan or client.tokenizer in self.blocked:
+    def _compare_client(self, key: Key, client: Client) -> None:
+        """What a live one has been told is what the twin knows, once its tokenizer takes what there is."""
+        if client.is_orphan or client.tokenizer in self.blocked:
             return
         request = self.twin.state.live.get(key)
         if request is None:
-            raise Difference(
-                f"the twin has ended {key} ({vars(self.twin.state.ends[key][1])}), its client was not told"
-            )
+            raise Difference(f"the twin has ended {key} ({self.twin.state.ends[key]}), its client was not told")
         if client.token_ids[request.num_come_with :] != request.output:
             raise Difference(f"{key} was told {client.token_ids}, the twin has {request.output}")
         told = [as_told(finish) for finish in client.pauses]
@@ -262,7 +260,7 @@ class World:
             else:
                 break
         unended = [key for key, client in self.clients.items() if client.is_live]
-        assert not unended, "\n".join([f"{unended} were never ended", *scheduler_lines(self.scheduler)])
+        assert not unended, "\n".join([f"{unended} were never ended", *facts_of_scheduler(self.scheduler).lines()])
         assert not self.twin.state.live
         assert self.scheduler.statistics().num_free_blocks == self.limits.num_blocks
 
