@@ -60,8 +60,8 @@ def lose_loaded(state: SchedulerState) -> None:
 
 
 def lose_one_loaded(state: SchedulerState) -> bool:
-    """The last one of those that wait with what was loaded for them gives it up, so that somebody gets on: while nothing
-    runs that is the one whose turn it is, and it is spared. False if there is none."""
+    """The last one of those that wait with what was loaded for them gives it up, so that somebody gets on: while
+    nothing runs that is the one whose turn it is, and it is spared. False if there is none."""
     spared = None if state.running else next_in_line(state)
     for request in reversed(state.waiting.values()):
         if request.block_ids and request is not spared:

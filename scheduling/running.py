@@ -29,7 +29,8 @@ class _Wanted(NamedTuple):
 
 
 def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
-    """Give every running request what it needs while the budget lasts; True if blocks were short: nobody is admitted then.
+    """Give every running request what it needs while the budget lasts; True if blocks were short, so that nobody is to
+    be admitted.
 
     Each gets at least 1 token if there are no more rows than budget, for one token is kept for each that comes behind;
     one that gets nothing is skipped. If blocks run out, victims go until the others fit: before anything is planned, so
