@@ -34,7 +34,7 @@ class Twin:
         for event in events:
             apply(state, event)
         end_overdue(state)
-        if state.epoch is None or len(state.in_flight) >= self.limits.pipeline_depth:
+        if state.epoch is None or len(state.in_flight) >= state.max_in_flight:
             return None
         plan = TwinPlan()
         is_room, is_short = self._is_room_made()
@@ -44,8 +44,11 @@ class Twin:
             state.label_blocks(request)
         if not is_short:
             self._admit_waiting(plan)
+        if not plan.rows and state.groups and self._has_released_idle():
+            self._admit_waiting(plan)
         if not plan.rows:
             return None
+        plan.is_fresh, state.is_fresh_due = state.is_fresh_due, False
         state.share = policies.share_after_step(state.share)
         state.num_planned += 1
         state.in_flight.append([state.live[row.key] for row in plan.rows])
@@ -82,6 +85,8 @@ class Twin:
         that comes behind."""
         budget = self.limits.max_num_batched_tokens
         rows = [request for request in policies.plan_order(self.state) if request.can_be_planned]
+        if self.state.groups:
+            rows = [request for request in rows if request.key in self.state.groups[0]]
         shares = []
         for index, request in enumerate(rows):
             most = max(1, budget - (len(rows) - index - 1))
@@ -177,6 +182,13 @@ class Twin:
         if loaded:
             self.state.drop_loaded(loaded[-1])
         return bool(loaded)
+
+    def _has_released_idle(self) -> bool:
+        """Those that are not tried now give up their rows."""
+        idle = [request for request in self.state.running if request.key not in self.state.groups[0]]
+        for request in reversed(idle):
+            self.state.preempt(request)
+        return bool(idle)
 
     def _fits_in_message(self, plan: TwinPlan, request: TwinRequest) -> bool:
         """The first new row always may go."""

@@ -55,6 +55,12 @@ class TwinState:
         self.in_flight: deque[list[TwinRequest]] = deque()
         """Requests of the plans without a result, oldest plan first."""
         self.num_planned = 0
+        self.is_fresh_due = False
+        """A step failed: the next plan is a fresh one, when nothing is in flight."""
+        self.groups: list[list[Key]] = []
+        """Suspects: only the first group runs."""
+        self.verdicts: dict[Key, int] = {}
+        """Of those to blame: until when (ns) they are not tried again."""
         self.epoch: int | None = None
         self.num_come = self.num_waits = 0
         self.grammars: dict[str, bool] = {}
@@ -91,6 +97,10 @@ class TwinState:
     def cached_blocks(self, request: TwinRequest) -> list[int]:
         """Blocks that its tokens begin with, if it may use any."""
         return [] if request.gathers else self.pool.find(request.tokens, request.admit.cache_salt)
+
+    @property
+    def max_in_flight(self) -> int:
+        return 1 if self.is_fresh_due or self.groups else self.limits.pipeline_depth
 
     @property
     def num_free_rows(self) -> int:
@@ -161,6 +171,7 @@ class TwinState:
         else:
             self.drop_loaded(request)
         del self.live[request.key]
+        self.groups = [rest for group in self.groups if (rest := [key for key in group if key != request.key])]
         self.num_finished += 1
 
     def abandon_load(self, request: TwinRequest) -> None:

@@ -80,7 +80,10 @@ def choose_admit(world: World, choices: Choices, request_id: str, choice: int) -
 
 
 def admit(world: World, choices: Choices) -> None:
-    """New requests together."""
+    """New requests together; the first may be a bad one."""
+    if choices.below(10) == 9:
+        faults = one_of(choices, [world.raises, world.raises, world.kills])
+        faults[f"r{world.num_named + 1}", 0] = between(choices, 0, 12)
     world.admit(*(choose_admit(world, choices, world.new_name(), 0) for _ in range(between(choices, 1, 3))))
 
 
@@ -224,11 +227,16 @@ def resume(world: World, choices: Choices) -> None:
 
 
 def lose_worker(world: World, choices: Choices) -> None:
-    """Unless it would look like somebody's fault."""
     if world.worker is None:
         world.attach()
-    elif not any(request.num_deaths for step in world.twin.state.in_flight for request in step):
+    else:
         world.lose_worker()
+
+
+def fail_next(world: World, choices: Choices) -> None:
+    """A step fails, and nobody is to blame."""
+    if world.worker is not None:
+        world.worker.num_to_fail = 1
 
 
 def wait(world: World, choices: Choices) -> None:
@@ -265,6 +273,7 @@ WEIGHTS: dict[Transition, int] = {
     block_or_unblock: 1,
     lose_tokenizer: 1,
     lose_worker: 1,
+    fail_next: 1,
     wait: 1,
 }
 TRANSITIONS: tuple[Transition, ...] = tuple(t for t, weight in WEIGHTS.items() for _ in range(weight))

@@ -60,6 +60,11 @@ class World:
         self.talks: dict[Key, Session] = {}
         self.blocked: set[str] = set()
         """Tokenizers that take nothing."""
+        self.raises: dict[Key, int] = {}
+        """Requests that make the step fail which computes this position of theirs."""
+        self.kills: dict[Key, int] = {}
+        """Requests that kill the worker which does."""
+        self.trial_steps: set[int] = set()
         self.worker: FakeWorker | None = None
         self.plans: deque[bytes] = deque()
         self.results: deque[StepResult] = deque()
@@ -73,6 +78,8 @@ class World:
         self._story.extend((self.now_ns + 1, event) for event in events)
         while (plan := self._step(events)) is not None:
             self.plans.append(msgspec.msgpack.encode(plan))
+            if self.twin.state.groups:
+                self.trial_steps.add(plan.step)
             events = ()
         outgoing = self.scheduler.collect(self.blocked)
         self._deliver(outgoing)
@@ -157,7 +164,7 @@ class World:
     def attach(self) -> None:
         self.epoch += 1
         self.worker = FakeWorker(self.limits, self.admits, self.epoch)
-        self.worker.may_starve = frozenset()
+        self.worker.raises, self.worker.may_starve = self.raises, self.trial_steps
         self.call(WorkerAttached(self.epoch))
 
     def lose_worker(self) -> None:
@@ -186,11 +193,17 @@ class World:
         )
 
     def work(self) -> None:
-        """The worker runs the oldest plan, while transfers write to its memory."""
+        """The worker runs the oldest plan, while transfers write to its memory, or dies of it."""
         assert self.worker is not None
         self.worker.turns = self.twin.state.turns
         self.connector.write(self.worker.kv)
-        self.results.append(self.worker.work(self.plans.popleft(), self.now_ns))
+        encoded = self.plans.popleft()
+        plan = msgspec.msgpack.decode(encoded, type=StepPlan)
+        is_run = plan.is_fresh or not self.worker.is_void
+        if self.kills and is_run and self.worker.keys_at(plan, self.kills):
+            self.lose_worker()
+        else:
+            self.results.append(self.worker.work(encoded, self.now_ns))
 
     def deliver(self) -> None:
         """The scheduler gets the oldest result."""
@@ -249,7 +262,9 @@ class World:
             self.call(GrammarReady(grammar_key))
         while True:
             paused = [key for key in self.open_sessions() if self.talks[key].is_paused]
-            if self.plans:
+            if self.worker is None:
+                self.attach()
+            elif self.plans:
                 self.work()
             elif self.results:
                 self.deliver()
