@@ -24,17 +24,19 @@ PREFIXES = ([], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [2] * 9)
 
 
 def choose_limits(choices: Choices) -> SchedulerLimits:
-    """A tiny engine, that holds 12 tokens at least."""
-    block_size = one_of(choices, [1, 2, 4])
+    """A tiny engine, that holds 12 tokens at least; one in two has little more, and is easily short of blocks."""
+    block_size, is_tight = one_of(choices, [1, 2, 4]), one_of(choices, [True, False])
+    least = 12 // block_size
+    rules = ["chunk"] if is_tight else ["chunk", "whole_prompt", "estimate"]
     return make_limits(
         max_num_seqs=between(choices, 1, 6),
         max_num_batched_tokens=one_of(choices, [64, 64, 16, 5, 2, 1]),
         long_prefill_token_threshold=one_of(choices, [0, 0, 1, 4]),
         pipeline_depth=one_of(choices, [1, 1, 2, 3]),
-        watermark=one_of(choices, [0.0, 0.0, 0.2]),
+        watermark=0.0 if is_tight else one_of(choices, [0.0, 0.2]),
         max_queued_requests=one_of(choices, [100, 100, 2]),
         max_queued_tokens=one_of(choices, [1000, 1000, 20]),
-        num_blocks=between(choices, 12 // block_size, 20),
+        num_blocks=between(choices, least, least + 3 if is_tight else 24),
         block_size=block_size,
         prefix_caching=one_of(choices, [True, True, False]),
         max_model_len=one_of(choices, [40, 40, 12]),
@@ -42,7 +44,7 @@ def choose_limits(choices: Choices) -> SchedulerLimits:
         resume_grace_s=one_of(choices, [50e-9, 5e-9]),
         policy=one_of(choices, POLICIES),
         preemption=one_of(choices, ["lifo", "retract", "cost"]),
-        admission=one_of(choices, ["chunk", "chunk", "whole_prompt", "estimate"]),
+        admission=one_of(choices, rules),
         fair_aging_tokens_per_s=one_of(choices, [1000, 10**9, 0]),
         fair_aging_max_tokens=one_of(choices, [20_000, 10]),
     )
@@ -138,6 +140,12 @@ def run_steps(world: World, choices: Choices) -> None:
     for _ in range(between(choices, 1, 4)):
         work(world, choices)
         deliver(world, choices)
+
+
+def has_late_chance(world: World) -> bool:
+    """At a depth over 1 a row stands between two of its steps only before its first token; then guesses are in time."""
+    running = world.twin.state.running
+    return world.limits.pipeline_depth > 1 and any(not r.num_pending and r.num_missing == 1 for r in running)
 
 
 def draft(world: World, choices: Choices) -> None:
@@ -248,7 +256,9 @@ def wait(world: World, choices: Choices) -> None:
 def go_on(world: World, choices: Choices, transition: Transition) -> None:
     """The transition; if there is nothing that it could do, or enough waits already, the engine runs."""
     num_calls = world.num_calls
-    if transition not in (admit, fork, repeat) or len(world.twin.state.waiting()) < MAX_WAITING:
+    if has_late_chance(world) and choices.below(2) == 1:
+        draft(world, choices)
+    elif transition not in (admit, fork, repeat) or len(world.twin.state.waiting()) < MAX_WAITING:
         transition(world, choices)
     if world.num_calls == num_calls:
         run_steps(world, choices)
