@@ -14,7 +14,7 @@ from callboard.tests.scheduling.choices import DrawnChoices
 from callboard.tests.scheduling.mutated import mutated
 from callboard.tests.scheduling.planted_bugs import BUGS, PlantedBug
 from callboard.tests.scheduling.twin_runs import run_worlds
-from callboard.tests.scheduling.twin_transitions import WEIGHTS, choose_limits
+from callboard.tests.scheduling.twin_transitions import WEIGHTS, Transition, choose_limits, go_on
 from callboard.tests.scheduling.twin_world import World
 
 NUM_BY_DAY, NUM_AT_NIGHT = 50_000, 1_000_000
@@ -31,9 +31,9 @@ class TwinMachine(RuleBasedStateMachine):
         self.world = World(choose_limits(DrawnChoices(data)))
 
     @rule(data=st.data(), transition=st.sampled_from(list(WEIGHTS)))
-    def go_on(self, data: st.DataObject, transition: object) -> None:
+    def go_on(self, data: st.DataObject, transition: Transition) -> None:
         assert self.world is not None
-        transition(self.world, DrawnChoices(data))  # type: ignore[operator]
+        go_on(self.world, DrawnChoices(data), transition)
 
     def teardown(self) -> None:
         if self.world is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from callboard.tests.scheduling.choices import Choices, SeededChoices, one_of
-from callboard.tests.scheduling.twin_transitions import TRANSITIONS, choose_limits
+from callboard.tests.scheduling.twin_transitions import TRANSITIONS, choose_limits, go_on
 from callboard.tests.scheduling.twin_world import World
 
 TRANSITIONS_A_WORLD = 80
@@ -14,7 +14,7 @@ def run_world(choices: Choices, num_transitions: int) -> int:
     world = World(choose_limits(choices))
     try:
         for _ in range(num_transitions):
-            one_of(choices, TRANSITIONS)(world, choices)
+            go_on(world, choices, one_of(choices, TRANSITIONS))
         world.finish()
     except Exception as error:
         error.add_note("\n".join(world.story()))
