@@ -21,11 +21,15 @@ class RestoredBeside:
     def __init__(self, scheduler: Scheduler, seen: Counter[str] | None = None) -> None:
         self._scheduler = scheduler
         self.seen: Counter[str] = Counter() if seen is None else seen
-        self.num_bytes = 0
         self.restored = self._restore()
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._scheduler, name)
+
+    @property
+    def has_news(self) -> bool:
+        """There is something in the state that no snapshot had yet."""
+        return any(has and not self.seen[name] for name, has in contents_of(self._scheduler).items())
 
     def renew(self) -> None:
         """Compare both, attribute by attribute, and go on with one that is restored now."""
@@ -88,6 +92,7 @@ def contents_of(scheduler: Scheduler) -> dict[str, bool]:
         "removed rows": state.rows._removed,
         "unsent deltas": state.outbox._deltas,
         "unsent ends": any(delta.finish is not None for delta in state.outbox._deltas.values()),
+        "unsent prompts": any(delta.prompt_logprobs is not None for delta in state.outbox._deltas.values()),
         "transfers": state.transfers._requests,
         "abandoned transfers": None in state.transfers._requests.values(),
         "unsent transfers": state.transfers._unsent,
