@@ -54,7 +54,7 @@ class Replay:
         self,
         *,
         make_scheduler: Callable[[SchedulerLimits], Scheduler] = Scheduler,
-        restore_scheduler: Callable[[SchedulerLimits, bytes], Scheduler] | None = None,
+        restore_scheduler: Callable[[SchedulerLimits, bytes], Scheduler] = Scheduler.restore,
         observers: Sequence[Observer] = (),
         until_step: int | None = None,
     ) -> None:
@@ -78,7 +78,10 @@ class Replay:
         return self._chain.digest().hex()
 
     def run(self, files: Sequence[JournalFile]) -> None:
-        """Replay files that follow each other. Raises ConfigError if the first does not begin a scheduler."""
+        """Replay files that follow each other, from a new scheduler on, or from the snapshot in the first of them.
+
+        Raises ConfigError if that has none though it does not begin a life, or one that cannot be restored.
+        """
         self._begin(files[0])
         for file in files:
             if file is not files[0]:
@@ -95,7 +98,7 @@ class Replay:
         self.now_ns = header.now_ns
         self._chain = PlanChain(header.crc, header.digest)
         self._unpacker = Unpacker(header.now_ns)
-        if file.snapshot is not None and self._restore_scheduler is not None:
+        if file.snapshot is not None:
             self.scheduler = self._restore_scheduler(file.limits, file.snapshot.state)
             for encoded in file.snapshot.plans:
                 self._unpacker.planned(_PLAN_DECODER.decode(encoded))
