@@ -20,7 +20,7 @@ from ..scheduling import Event, Scheduler, SchedulerLimits, TokenizerGone, Worke
 
 _ENCODER = msgspec.msgpack.Encoder()
 _STEPS_A_LOOK = 4
-"""Steps after which the queue is filled up: asking how long it is costs as much as a part of a step."""
+"""Steps after which the queue is filled up, or when nothing runs: asking how long it is costs a part of a step."""
 _EOS = 0
 
 
@@ -73,7 +73,8 @@ class RecordedRun:
             return [WorkerGone(), WorkerAttached(self._epoch)]
         if luck < 0.001:
             events.append(TokenizerGone("tokenizer"))
-        if self.num_steps % _STEPS_A_LOOK == 0 and (num_waiting := self.scheduler.statistics().num_waiting) < 5:
+        is_due = not self._plans or self.num_steps % _STEPS_A_LOOK == 0
+        if is_due and (num_waiting := self.scheduler.statistics().num_waiting) < 5:
             events += [self._admit() for _ in range(random.randint(1, 6 - num_waiting))]
         if luck > 0.98:
             name = f"r{random.randint(max(0, self._num_admitted - 8), self._num_admitted)}"
