@@ -28,7 +28,7 @@ from .machine import describe_machine
 from .recorded_run import RecordedRun
 
 MIN_BYTES, MAX_BYTES_A_STEP = 1 << 20, 320
-"""Bounds of a journal, of which nothing may go: a step takes less than half of that, so there are two or three files."""
+"""Bounds of a journal, of which nothing may go: a step takes a third of that, so there are two or three files."""
 
 
 class ReplayedRun(msgspec.Struct):
@@ -114,8 +114,8 @@ def report(runs: Iterable[ReplayedRun]) -> list[str]:
         statistics, num_steps = run.statistics, num_steps + run.num_steps
         totals.update(run.num_events)
         lines += [
-            f"seed {run.seed}: {run.num_steps:,} steps recorded in {run.record_s:,.0f} s, {run.num_replayed:,} replayed "
-            f"in {run.replay_s:,.0f} s; {run.num_files} files, {run.num_bytes / run.num_steps:.0f} bytes a step",
+            f"seed {run.seed}: {run.num_steps:,} steps recorded in {run.record_s:,.0f} s, "
+            f"{run.num_replayed:,} replayed in {run.replay_s:,.0f} s; {run.num_files} files, {run.num_bytes / run.num_steps:.0f} bytes a step",
             f"  {statistics.num_finished:,} requests, {statistics.num_preemptions:,} preemptions, "
             f"{statistics.num_failed_steps:,} failed steps, {statistics.num_accepted_tokens:,} of "
             f"{statistics.num_draft_tokens:,} drafts accepted",

@@ -79,7 +79,8 @@ def main() -> None:
         take_s.append(taken_s - begin_s)
         restore_s.append(time.perf_counter() - taken_s)
     print(
-        f"{state.num_running:,} running, {state.num_waiting:,} waiting, {BLOCKS:,} blocks, {state.num_finished:,} ended: "
+        f"{state.num_running:,} running, {state.num_waiting:,} waiting, {BLOCKS:,} blocks, "
+        f"{state.num_finished:,} ended: "
         f"{len(data):,} bytes, taken in {statistics.median(take_s) * 1e3:.1f} ms, "
         f"restored in {statistics.median(restore_s) * 1e3:.1f} ms"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import msgspec
 
 from ..mailbox.messages.requests import PreemptionRecord, RequestLedger
@@ -46,6 +48,9 @@ class SavedLedger(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_accepted_tokens: int
     phase: str
     """The value of a `Phase` or of a `WaitCause`, which differ."""
+
+
+_plain_values = attrgetter(*SavedLedger.__struct_fields__[:-1])
 
 
 class SavedDrafts(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -99,11 +104,15 @@ def save_book(book: LedgerBook) -> SavedBook:
         SavedBook,
         book,
         clock=take(SavedClock, book._clock, sums=list(book._clock._sums.values())),
-        live={key: take(SavedLedger, ledger, phase=ledger.phase.value) for key, ledger in book._live.items()},
+        live={key: _saved_ledger(ledger) for key, ledger in book._live.items()},
         ended=take(SavedEnded, book._ended),
         drafts=take(SavedDrafts, book._drafts),
         line=[entry for _, entry in sorted(in_line)],
     )
+
+
+def _saved_ledger(ledger: LiveLedger) -> SavedLedger:
+    return SavedLedger(*(*_plain_values(ledger), ledger.phase.value))
 
 
 def restore_book(saved: SavedBook, book: LedgerBook) -> None:

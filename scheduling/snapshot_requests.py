@@ -137,12 +137,12 @@ def restored_prompt(saved: SavedPrompt | None) -> GatheredLogprobs | None:
 
 
 def _saved(request: Request) -> SavedRequest:
-    return SavedRequest(
-        *_plain_values(request),
-        kept_token_ids=request.kept_token_ids.tobytes(),
-        num_block_keys=len(request.block_keys._keys),
-        prompt_logprobs=saved_prompt(request.prompt_logprobs),
+    computed = (
+        request.kept_token_ids.tobytes(),
+        len(request.block_keys._keys),
+        saved_prompt(request.prompt_logprobs),
     )
+    return SavedRequest(*(*_plain_values(request), *computed))
 
 
 def _restored(saved: SavedRequest, rows: RowArrays) -> Request:

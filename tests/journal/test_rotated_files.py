@@ -67,7 +67,7 @@ def test_every_file_replays_alone_whatever_happens(tmp_path: Path) -> None:
 def test_a_scheduler_that_comes_after_a_kill_begins_a_new_life_in_a_new_file(
     rotated: tuple[RecordedRun, Path],
 ) -> None:
-    run, stem = rotated
+    _, stem = rotated
     before = opened(stem)
     killed = before[-1].path.read_bytes()[:-3]
     before[-1].path.write_bytes(killed)

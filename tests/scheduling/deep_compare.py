@@ -45,7 +45,7 @@ class DeepCompare:
         elif isinstance(one, np.ndarray):
             same = one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())  # type: ignore[attr-defined]
             self._check(same, path, one, other)
-        elif isinstance(one, PLAIN + (array,)):
+        elif isinstance(one, (*PLAIN, array)):
             self._check(one == other, path, one, other)
         elif isinstance(one, dict):
             self._compare_dicts(one, other, path)  # type: ignore[arg-type]
