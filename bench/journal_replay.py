@@ -115,7 +115,8 @@ def report(runs: Iterable[ReplayedRun]) -> list[str]:
         totals.update(run.num_events)
         lines += [
             f"seed {run.seed}: {run.num_steps:,} steps recorded in {run.record_s:,.0f} s, "
-            f"{run.num_replayed:,} replayed in {run.replay_s:,.0f} s; {run.num_files} files, {run.num_bytes / run.num_steps:.0f} bytes a step",
+            f"{run.num_replayed:,} replayed in {run.replay_s:,.0f} s; {run.num_files} files, "
+            f"{run.num_bytes / run.num_steps:.0f} bytes a step",
             f"  {statistics.num_finished:,} requests, {statistics.num_preemptions:,} preemptions, "
             f"{statistics.num_failed_steps:,} failed steps, {statistics.num_accepted_tokens:,} of "
             f"{statistics.num_draft_tokens:,} drafts accepted",

@@ -14,6 +14,7 @@ from ..scheduling.deltas import Outgoing
 from ..scheduling.events import Event
 from ..scheduling.limits import SchedulerLimits
 from ..scheduling.scheduler import Scheduler
+from ..scheduling.statistics import SchedulerStatistics
 from .packer import PlanChain
 from .reader import JournalFile
 from .records import Calls, Checked
@@ -63,6 +64,8 @@ class Replay:
         self.num_calls = 0
         self.scheduler: Scheduler | None = None
         self.difference: Difference | None = None
+        self.statistics_before: SchedulerStatistics | None = None
+        """Of the scheduler as it was where the first file begins."""
         self.now_ns = 0
         self.is_at_step = False
         """The plan `until_step` was made: it ended there."""
@@ -83,6 +86,8 @@ class Replay:
         Raises ConfigError if that has none though it does not begin a life, or one that cannot be restored.
         """
         self._begin(files[0])
+        assert self.scheduler is not None
+        self.statistics_before = self.scheduler.statistics()
         for file in files:
             if file is not files[0]:
                 self._chain = PlanChain(self._chain.crc, self._chain.digest())

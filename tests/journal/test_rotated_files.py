@@ -6,8 +6,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from callboard.bench.recorded_run import RecordedRun
+from callboard.cli.main import app
 from callboard.errors import ConfigError
 from callboard.journal import JournalFile, Replay, runs_of
 from callboard.journal.frames import PREFIX, frame
@@ -40,6 +42,21 @@ def test_what_is_left_of_a_journal_replays_from_its_oldest_file(rotated: tuple[R
         assert replay.digest() == run.digest()
         assert replay.scheduler is not None and replay.scheduler.statistics() == run.scheduler.statistics()
         assert 0 < replay.num_steps < run.num_steps
+
+
+@pytest.mark.slow
+def test_the_command_replays_a_later_file_and_asks_it_what_if(rotated: tuple[RecordedRun, Path]) -> None:
+    _, stem = rotated
+    path = str(opened(stem)[0].path)
+    result = CliRunner().invoke(app, ["replay", path, "--policy", "fcfs"])
+    assert result.exit_code == 0, result.output
+    assert "identical" in result.output and "policy=fcfs" in result.output
+    table = {line[:22].strip(): line[22:].replace(",", "").split() for line in result.output.splitlines()}
+    recorded, modelled, _ = map(int, table["finished"])
+    assert 0 < recorded <= modelled
+    for name in ("preemptions", "generated tokens"):  # counted from where the file begins
+        recorded, modelled, _ = map(int, table[name])
+        assert modelled / 2 < recorded < modelled * 2
 
 
 @pytest.mark.slow
