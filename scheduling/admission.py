@@ -38,7 +38,8 @@ def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> WaitCause | None:
         _count_admission(state, request)
         state.start(request)
         assert request.row is not None
-        state.rows.is_prefilling[request.row] = num_tokens < request.num_uncomputed_tokens
+        assert request.row is not None
+        state.rows.set_prefilling(request.row, num_tokens < request.num_uncomputed_tokens)
         state.ledgers.chunk(request, num_tokens)
         plan.place(request, num_tokens)
         state.cache_full_blocks(request)

@@ -231,13 +231,12 @@ class Request:
         self._rows, self.row, self.run = rows, row, run
         rows.num_tokens[row] = rows.num_expected[row] = rows.num_sent[row] = num_tokens
         rows.num_computed[row] = num_computed
-        rows.num_drafts[row] = 0
         rows.num_places[row] = len(self.block_ids) * rows.block_size
         rows.next_full[row] = num_computed + rows.block_size
         rows.max_total[row] = self.max_total_tokens
-        rows.end_ids[row] = NO_TOKEN
+        rows.end_ids[:, row] = NO_TOKEN
         if len(self.end_ids) <= MAX_END_IDS:
-            rows.end_ids[row, : len(self.end_ids)] = self.end_ids
+            rows.end_ids[: len(self.end_ids), row] = self.end_ids
         rows.is_watched[row] = True
         rows.tail_at[row] = num_tokens % rows.block_size
         start = num_tokens - num_tokens % rows.block_size
@@ -282,7 +281,7 @@ class Request:
         """The first so many go into a plan; the others are too many for it, and forgotten."""
         taken, self.draft_token_ids = self.draft_token_ids[:num_drafts], []
         if self._rows is not None and self.row is not None:
-            self._rows.num_drafts[self.row] = 0
+            self._rows.set_drafts(self.row, 0)
         return taken
 
     def add_input(self, token_ids: Sequence[int], limits: SchedulerLimits) -> None:

@@ -168,7 +168,7 @@ class SchedulerState:
         if request.run is not None:
             self._leave_running(request)
         elif request.key in self.waiting:
-            self._leave_waiting(request)
+            self._give_up_waiting(request)
             request.is_preempted = False
         request.state = RequestState.WAITING_FOR_INPUT
         self.paused[request.key] = request
@@ -235,12 +235,7 @@ class SchedulerState:
         elif request.key in self.paused:
             del self.paused[request.key]
         else:
-            self._leave_waiting(request)
-            self.grammars.forget(request)
-            if request.transfer is None:
-                self.release_blocks(request)
-            else:
-                self.transfers.abandon(request)
+            self._give_up_waiting(request)
             if not request.is_preempted:
                 self.drain_rate.leave()
         self.orphans.pop(request.key, None)
@@ -276,6 +271,15 @@ class SchedulerState:
         self.waiting[request.key] = request
         self.lines.add(request)
         self.num_waiting_tokens += request.num_prompt_tokens
+
+    def _give_up_waiting(self, request: Request) -> None:
+        """It does not wait for a row any more, nor for anything that held it back."""
+        self._leave_waiting(request)
+        self.grammars.forget(request)
+        if request.transfer is None:
+            self.release_blocks(request)
+        else:
+            self.transfers.abandon(request)
 
     def _leave_waiting(self, request: Request) -> None:
         if request.key in self.lines:
