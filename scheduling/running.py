@@ -138,8 +138,8 @@ def _give_blocks(state: SchedulerState, plan: PlanBuilder, rows: RowIndexes, num
         at += count
     arrays = state.rows
     arrays.num_blocks[rows] += num_blocks
-    runs, is_for_drafts = np.repeat(arrays.run[rows], num_blocks), np.repeat(arrays.num_drafts[rows] > 0, num_blocks)
-    state.leaks.grow(block_ids, runs, is_for_drafts, state.steps.num_planned)
+    has_drafts = arrays.num_drafts[rows] > 0 if np.count_nonzero(arrays.num_drafts) else None
+    state.leaks.grow(block_ids, arrays.run[rows], num_blocks, has_drafts, state.steps.num_planned)
     plan.append_blocks(rows, num_blocks, block_ids)
 
 
