@@ -12,6 +12,8 @@ class PlantedBug(NamedTuple):
     module: str
     old: str
     new: str
+    first_seed: int = 0
+    """Where the search begins: a rare one would take long from the first world on."""
 
 
 BUGS = (
@@ -165,6 +167,43 @@ BUGS = (
         "scheduling.state",
         "        self._last_run += 1\n",
         "        self._last_run = max(self.running, default=0) + 1\n",
+    ),
+    PlantedBug(
+        "a_row_goes_on_while_its_drafts_are_judged",
+        "scheduling.running",
+        " & (num_known > arrays.num_computed[rows])  # no drafts in flight",
+        "",
+    ),
+    PlantedBug(
+        "transfers_begin_while_steps_in_flight_may_write_to_their_blocks",
+        "scheduling.transfers",
+        "while self._unsent and self._unsent[0][0] <= num_steps:",
+        "while self._unsent:",
+    ),
+    PlantedBug(
+        "who_waits_with_loaded_blocks_keeps_them_while_a_row_lacks_some",
+        "scheduling.running",
+        "if not preempt_one(state) and not lose_one_loaded(state):",
+        "if not preempt_one(state):",
+    ),
+    PlantedBug(
+        "who_waits_with_loaded_blocks_keeps_them_while_nothing_runs",
+        "scheduling.scheduler",
+        "while cause is WaitCause.BLOCKS and not state.running and lose_one_loaded(state):",
+        "while False:",
+    ),
+    PlantedBug(
+        "a_newcomer_takes_the_block_that_the_only_row_lacks",
+        "scheduling.running",
+        "        is_short = True\n        if not",
+        "        is_short = len(state.running) > 1\n        if not",
+        first_seed=90,
+    ),
+    PlantedBug(
+        "somebody_goes_for_the_sake_of_drafts",
+        "scheduling.running",
+        "        if np.count_nonzero(state.rows.num_drafts):\n            _drop",
+        "        if len(state.running) == 1 and np.count_nonzero(state.rows.num_drafts):\n            _drop",
     ),
     PlantedBug(
         "eos_ends_before_min_tokens",

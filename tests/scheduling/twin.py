@@ -7,7 +7,7 @@ What the rules leave open (numbers of rows and runs) it takes from the scheduler
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from callboard.mailbox.messages.transfers import LoadBlocks
 from callboard.scheduling.events import Event
@@ -34,19 +34,23 @@ class Twin:
         for event in events:
             apply(state, event)
         end_overdue(state)
-        if state.epoch is None or len(state.in_flight) >= self.limits.pipeline_depth:
+        if state.epoch is None or len(state.in_flight) >= state.max_in_flight:
             return None
         plan = TwinPlan()
-        is_room, has_preempted = self._is_room_made()
+        is_room, is_short = self._is_room_made()
         if is_room:
             self._plan_running(plan)
         for request in state.running:
             state.label_blocks(request)
-        if is_room and not has_preempted:
+        if not is_short:
+            self._admit_waiting(plan)
+        if not plan.rows and state.groups and self._has_released_idle():
             self._admit_waiting(plan)
         if not plan.rows:
             return None
+        plan.is_fresh, state.is_fresh_due = state.is_fresh_due, False
         state.share = policies.share_after_step(state.share)
+        state.num_planned += 1
         state.in_flight.append([state.live[row.key] for row in plan.rows])
         return plan
 
@@ -58,14 +62,21 @@ class Twin:
             self.state.request_of_run[run] = self.state.live[key]
 
     def note_loads(self, loads: Sequence[LoadBlocks]) -> None:
-        """The scheduler's numbers of the transfers that begin, which must be those that the twin has begun."""
-        begun, self.state.new_loads = self.state.new_loads, []
+        """The scheduler's numbers of the transfers that begin, which must be those of the twin that may begin now."""
+        num_ended = self.state.num_planned - len(self.state.in_flight)
+        begun = [load for load in self.state.new_loads if load.num_steps <= num_ended]
+        self.state.new_loads = [load for load in self.state.new_loads if load.num_steps > num_ended]
         got = [(load.request_id, load.choice, load.num_tokens, load.block_ids) for load in loads]
         assert got == [(*load.key, load.num_tokens, load.blocks) for load in begun], f"{got} are to be loaded"
         for message, load in zip(loads, begun, strict=True):
             assert message.transfer not in self.used_transfers, f"transfer {message.transfer} was used before"
             self.used_transfers.add(message.transfer)
             self.state.loads[message.transfer] = load
+
+    def note_told(self, blocked: Container[str]) -> None:
+        """Tokenizers that are not blocked have taken everything."""
+        for request in self.state.live.values():
+            request.has_unsent_pause &= request.tokenizer in blocked
 
     def next_deadline_ns(self) -> float:
         """When something ends by itself."""
@@ -79,6 +90,8 @@ class Twin:
         that comes behind."""
         budget = self.limits.max_num_batched_tokens
         rows = [request for request in policies.plan_order(self.state) if request.can_be_planned]
+        if self.state.groups:
+            rows = [request for request in rows if request.key in self.state.groups[0]]
         shares = []
         for index, request in enumerate(rows):
             most = max(1, budget - (len(rows) - index - 1))
@@ -100,18 +113,19 @@ class Twin:
 
     def _is_room_made(self) -> tuple[bool, bool]:
         """Drafts are given up, then blocks are taken from the running until what the others need is there, then from
-        what was loaded for those that wait. Whether there is room now, and whether somebody lost his row."""
-        state, num_before = self.state, self.state.num_preemptions
-        is_room = True
-        while is_room and self._num_new_blocks() > len(state.pool.free):
+        what was loaded for those that wait. Whether there is room now, and whether blocks were short."""
+        state, is_short = self.state, False
+        while self._num_new_blocks() > len(state.pool.free):
             if any(request.drafts for request in state.running):
                 for request in state.running:
                     request.drafts = []
-            elif len(state.running) > 1:
+                continue
+            is_short = True
+            if len(state.running) > 1:
                 self._preempt(policies.victim(state))
-            else:
-                is_room = self._has_dropped_loaded(None)  # if not, what is being loaded for others must come first
-        return is_room, state.num_preemptions > num_before
+            elif not self._has_dropped_loaded(None):
+                return False, True  # what is being loaded for others must come first
+        return True, is_short
 
     def _preempt(self, victim: TwinRequest) -> None:
         state = self.state
@@ -174,6 +188,13 @@ class Twin:
             self.state.drop_loaded(loaded[-1])
         return bool(loaded)
 
+    def _has_released_idle(self) -> bool:
+        """Those that are not tried now give up their rows."""
+        idle = [request for request in self.state.running if request.key not in self.state.groups[0]]
+        for request in reversed(idle):
+            self.state.preempt(request)
+        return bool(idle)
+
     def _fits_in_message(self, plan: TwinPlan, request: TwinRequest) -> bool:
         """The first new row always may go."""
         others = [self.state.live[new.key] for new in plan.new_rows]
@@ -191,7 +212,8 @@ class Twin:
         state = self.state
         request.num_remote_tokens = 0
         request.state = FOR_REMOTE_KV
-        state.new_loads.append(TwinLoad(request, num_tokens, state.pool.take(state.pool.blocks_for(num_tokens))))
+        blocks = state.pool.take(state.pool.blocks_for(num_tokens))
+        state.new_loads.append(TwinLoad(request, num_tokens, blocks, state.num_planned))
 
     def _has_room(self, request: TwinRequest, num_cached: int, num_tokens: int, found: list[int]) -> bool:
         """The pool has what the admission rule wants, and keeps the watermark's share while something runs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import zip_longest
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -54,17 +55,16 @@ class PlanReader:
 
 def compare_plans(got: TwinPlan | None, expected: TwinPlan | None) -> None:
     """Raises Difference with both, line by line."""
-    got_lines = ["nothing"] if got is None else got.lines()
-    expected_lines = ["nothing"] if expected is None else expected.lines()
-    if got_lines != expected_lines:
-        raise Difference("the plan\n" + side_by_side(got_lines, expected_lines))
+    if got != expected:
+        lines = [["nothing"] if plan is None else plan.lines() for plan in (got, expected)]
+        raise Difference("the plan\n" + side_by_side(*lines))
 
 
 def compare_states(scheduler: Scheduler, twin: Twin) -> None:
     """Every live request, the pool and the counts. Raises Difference."""
-    got, expected = scheduler_lines(scheduler), twin_lines(twin)
+    got, expected = facts_of_scheduler(scheduler), facts_of_twin(twin)
     if got != expected:
-        raise Difference("the state after the call\n" + side_by_side(got, expected))
+        raise Difference("the state after the call\n" + side_by_side(got.lines(), expected.lines()))
 
 
 def side_by_side(got: list[str], expected: list[str]) -> str:
@@ -74,45 +74,76 @@ def side_by_side(got: list[str], expected: list[str]) -> str:
     return "\n".join(f"{' ' if a == b or a == 'scheduler' else '!'} {a:<{width}} | {b}" for a, b in rows)
 
 
-def scheduler_lines(scheduler: Scheduler) -> list[str]:
-    """What is live, by key, and the numbers."""
-    lines = []
-    for request in sorted(scheduler._state.requests(), key=lambda request: request.key):
-        computed = f"{request.num_computed_tokens} of {request.num_tokens} computed"
-        lines.append(f"{request.key} {request.state.value} {computed} blocks {list(request.block_ids)}")
-    numbers = scheduler.statistics()
-    pool = scheduler._state.pool.statistics()
-    return [
-        *lines,
-        f"waiting {numbers.num_waiting} with {numbers.num_waiting_tokens} tokens",
-        f"blocks free {pool.num_free} used {pool.num_used} cached {pool.num_cached}",
-        f"preempted {numbers.num_preemptions} finished {numbers.num_finished} admitted {numbers.num_admitted}",
-        f"hits {numbers.prefix_cache_hits} of {numbers.prefix_cache_queries}",
-        f"tokens in {numbers.prompt_tokens} out {numbers.generation_tokens}",
-        f"paused {numbers.num_paused} late {numbers.num_timed_out}",
-        f"drafts {numbers.num_draft_tokens} accepted {numbers.num_accepted_tokens}",
-    ]
+class Facts(NamedTuple):
+    """What is live, and the numbers: of the scheduler or of the twin."""
+
+    requests: dict[Key, tuple[str, int, int, list[int]]]
+    """State, computed positions, known tokens, blocks."""
+    waiting: tuple[int, int]
+    """Requests, their prompt tokens."""
+    blocks: tuple[int, int]
+    """Free, findable."""
+    counts: tuple[int, ...]
+    """Preempted, finished, admitted, too late, paused now."""
+    tokens: tuple[int, ...]
+    """Found, looked up, of prompts, of outputs, drafts, accepted ones."""
+
+    def lines(self) -> list[str]:
+        requests = [
+            f"{key} {state} {computed} of {known} computed blocks {blocks}"
+            for key, (state, computed, known, blocks) in sorted(self.requests.items())
+        ]
+        names = ("waiting", "blocks", "counts", "tokens")
+        return [*requests, *(f"{name} {getattr(self, name)}" for name in names)]
 
 
-def twin_lines(twin: Twin) -> list[str]:
-    """As `scheduler_lines`."""
+def facts_of_scheduler(scheduler: Scheduler) -> Facts:
+    """As it tells them."""
+    numbers, pool = scheduler.statistics(), scheduler._state.pool.statistics()
+    return Facts(
+        {
+            request.key: (request.state.value, request.num_computed_tokens, request.num_tokens, request.block_ids)
+            for request in scheduler._state.requests()
+        },
+        (numbers.num_waiting, numbers.num_waiting_tokens),
+        (pool.num_free, pool.num_cached),
+        (
+            numbers.num_preemptions,
+            numbers.num_finished,
+            numbers.num_admitted,
+            numbers.num_timed_out,
+            numbers.num_paused,
+        ),
+        (
+            numbers.prefix_cache_hits,
+            numbers.prefix_cache_queries,
+            numbers.prompt_tokens,
+            numbers.generation_tokens,
+            numbers.num_draft_tokens,
+            numbers.num_accepted_tokens,
+        ),
+    )
+
+
+def facts_of_twin(twin: Twin) -> Facts:
+    """As the scheduler must have them."""
     state = twin.state
-    lines = []
-    for key, request in sorted(state.live.items()):
-        computed = f"{request.num_computed} of {len(request.tokens)} computed"
-        lines.append(f"{key} {request.state} {computed} blocks {request.blocks}")
     waiting = state.waiting()
-    num_blocks, num_free = state.limits.num_blocks, len(state.pool.free)
-    return [
-        *lines,
-        f"waiting {len(waiting)} with {sum(r.num_prompt_tokens for r in waiting)} tokens",
-        f"blocks free {num_free} used {num_blocks - num_free} cached {len(state.pool.contents)}",
-        f"preempted {state.num_preemptions} finished {state.num_finished} admitted {state.num_admitted}",
-        f"hits {state.num_hit_tokens} of {state.num_asked_tokens}",
-        f"tokens in {state.num_prompt_tokens} out {state.num_generated_tokens}",
-        f"paused {len([r for r in state.live.values() if r.state == FOR_INPUT])} late {state.num_timed_out}",
-        f"drafts {state.num_drafts} accepted {state.num_accepted}",
-    ]
+    num_paused = len([request for request in state.live.values() if request.state == FOR_INPUT])
+    return Facts(
+        {key: (r.state, r.num_computed, len(r.tokens), r.blocks) for key, r in state.live.items()},
+        (len(waiting), sum(request.num_prompt_tokens for request in waiting)),
+        (len(state.pool.free), len(state.pool.contents)),
+        (state.num_preemptions, state.num_finished, state.num_admitted, state.num_timed_out, num_paused),
+        (
+            state.num_hit_tokens,
+            state.num_asked_tokens,
+            state.num_prompt_tokens,
+            state.num_generated_tokens,
+            state.num_drafts,
+            state.num_accepted,
+        ),
+    )
 
 
 def brief(value: object) -> str:

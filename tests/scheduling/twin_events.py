@@ -6,13 +6,14 @@ from callboard.mailbox.messages.admission import AddInput, Admit, Stop
 from callboard.mailbox.messages.drafts import Drafts
 from callboard.mailbox.messages.grammar import GrammarFailed, GrammarReady
 from callboard.mailbox.messages.requests import Abort
-from callboard.mailbox.messages.steps import StepResult
+from callboard.mailbox.messages.steps import StepOutcome, StepResult
 from callboard.mailbox.messages.transfers import BlocksLoaded
 from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
 from callboard.tests.scheduling.fake_rows import sampled_of
-from callboard.tests.scheduling.twin_request import FOR_GRAMMAR, FOR_INPUT, FOR_REMOTE_KV, TwinEnd, TwinRequest
+from callboard.tests.scheduling.twin_request import FOR_GRAMMAR, FOR_INPUT, TwinEnd, TwinRequest
 from callboard.tests.scheduling.twin_sessions import add_input, cut_turn, end_turn, has_room
 from callboard.tests.scheduling.twin_state import TwinState
+from callboard.tests.scheduling.twin_trouble import acquit, fail_step, lose_worker
 
 
 def apply(state: TwinState, event: Event) -> None:
@@ -37,10 +38,10 @@ def apply(state: TwinState, event: Event) -> None:
             if event.epoch == state.epoch:
                 _take_result(state, event)
         case WorkerGone():
-            _lose_worker(state)
+            lose_worker(state)
             state.epoch = None
         case WorkerAttached():
-            _lose_worker(state)
+            lose_worker(state)
             state.epoch = event.epoch
         case TokenizerGone():
             _lose_tokenizer(state, event.tokenizer)
@@ -54,6 +55,7 @@ def end_overdue(state: TwinState) -> None:
     for request in sorted(overdue, key=lambda request: (deadline_of(request), request.key)):
         state.end(request, TwinEnd("timeout"))
         state.num_timed_out += 1
+    state.verdicts = {key: until for key, until in state.verdicts.items() if until > state.now_ns}
     unclaimed = [r for r in state.live.values() if r.orphan is not None and r.orphan[0] <= state.now_ns]
     for request in sorted(unclaimed, key=lambda request: request.orphan or (0, 0)):
         state.forget(request)
@@ -68,26 +70,30 @@ def _admit(state: TwinState, admit: Admit) -> None:
     if known is not None:
         if admit.attempt <= known.attempt:
             return
-        if not known.admit.is_session:
+        if not (known.admit.is_session or known.admit.first_output_index):
             _take_over(state, known, admit)
             return
         state.forget(known)  # a session begins anew
     request = TwinRequest(admit, state.limits)
+    is_guilty = admit.attempt > 1 and request.key in state.verdicts
     end = None if admit.is_paused else _end_at_once(request)
+    if is_guilty:
+        end = TwinEnd("error")
     code = _refusal(state, request) if admit.attempt == 1 and end is None else None
     if code is not None:
         state.refused[request.key] = code
         return
-    if end is not None and (not request.is_open or not has_room(request)):
+    if end is not None and (is_guilty or not request.is_open or not has_room(request)):
         state.ends[request.key] = (state.told(request, end), request.num_come_with, request.output)
         state.num_finished += 1
         return
     state.turns[request.key, request.num_prompt_tokens] = request.admit
     state.take_in(request)
     if admit.is_paused or end is not None:
-        state.pause(request)
         if end is not None:
-            state.pauses.setdefault(request.key, []).append(state.told(request, end))
+            end_turn(state, request, end)
+        else:
+            state.pause(request)
         return
     state.enqueue(request)
     if admit.grammar_key and admit.grammar_key not in state.grammars:
@@ -174,7 +180,9 @@ def _use_loaded(state: TwinState, event: BlocksLoaded) -> None:
 
 
 def _take_result(state: TwinState, result: StepResult) -> None:
-    state.in_flight.popleft()
+    requests = state.in_flight.popleft()
+    if result.outcome is StepOutcome.FAILED:
+        fail_step(state, requests)
     for run, sampled in sampled_of(result):
         if run in state.request_of_run:
             _append(state, state.request_of_run[run], sampled)
@@ -189,6 +197,7 @@ def _append(state: TwinState, request: TwinRequest, sampled: list[int]) -> None:
     request.num_drafts_in_flight = 0
     request.drafts = []
     request.num_deaths = 0
+    acquit(state, request.key)
     request.has_told_prompt = True
     for token in sampled:
         request.tokens.append(token)
@@ -202,24 +211,6 @@ def _append(state: TwinState, request: TwinRequest, sampled: list[int]) -> None:
         else:
             state.end(request, end)
         return
-
-
-def _lose_worker(state: TwinState) -> None:
-    """All K/V are gone: what ran goes back, what was loaded or is being loaded is lost."""
-    in_flight = {request.key: request for requests in state.in_flight for request in requests}
-    for request in in_flight.values():
-        request.num_deaths += 1
-    assert all(r.num_deaths < 2 for r in in_flight.values() if state.live.get(r.key) is r), "the twin tries nobody"
-    state.in_flight.clear()
-    for request in reversed(list(state.running)):
-        state.preempt(request)
-    for request in state.waiting():
-        if request.state == FOR_REMOTE_KV:
-            state.abandon_load(request)
-            state.let_go(request)
-    for request in state.waiting():
-        state.drop_loaded(request)
-    state.pool.contents.clear()
 
 
 def _lose_tokenizer(state: TwinState, tokenizer: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from callboard.tests.scheduling.twin_request import Key
@@ -26,15 +27,15 @@ class TwinNewRow(NamedTuple):
     blocks: tuple[int, ...]
 
 
+@dataclass
 class TwinPlan:
     """One step."""
 
-    def __init__(self) -> None:
-        self.rows: list[TwinRow] = []
-        self.new_rows: list[TwinNewRow] = []
-        self.grown: list[tuple[Key, int]] = []
-        """(request, block appended to its table)"""
-        self.is_fresh = False
+    rows: list[TwinRow] = field(default_factory=list)
+    new_rows: list[TwinNewRow] = field(default_factory=list)
+    grown: list[tuple[Key, int]] = field(default_factory=list)
+    """(request, block appended to its table)"""
+    is_fresh: bool = False
 
     def lines(self) -> list[str]:
         """For people, and for comparison."""

@@ -36,6 +36,9 @@ def next_to_admit(state: TwinState) -> TwinRequest | None:
     could_go = state.could_go()
     if not could_go:
         return None
+    if state.groups:
+        tried = {request.key: request for request in could_go}
+        return next((tried[key] for key in state.groups[0] if key in tried), None)
     match state.limits.policy:
         case "priority":
             return min(could_go, key=urgency)

@@ -24,9 +24,11 @@ from callboard.tests.scheduling.twin_request import (
 class TwinLoad:
     """A transfer under way; its blocks are its own, whatever becomes of the request."""
 
-    def __init__(self, request: TwinRequest, num_tokens: int, blocks: list[int]) -> None:
+    def __init__(self, request: TwinRequest, num_tokens: int, blocks: list[int], num_steps: int) -> None:
         self.request: TwinRequest | None = request
         self.key, self.num_tokens, self.blocks = request.key, num_tokens, blocks
+        self.num_steps = num_steps
+        """Planned before it: until they have ended, rows that are over may still write to its blocks."""
 
 
 class Told(NamedTuple):
@@ -52,6 +54,13 @@ class TwinState:
         self.used_runs: set[int] = set()
         self.in_flight: deque[list[TwinRequest]] = deque()
         """Requests of the plans without a result, oldest plan first."""
+        self.num_planned = 0
+        self.is_fresh_due = False
+        """A step failed: the next plan is a fresh one, when nothing is in flight."""
+        self.groups: list[list[Key]] = []
+        """Suspects: only the first group runs."""
+        self.verdicts: dict[Key, int] = {}
+        """Of those to blame: until when (ns) they are not tried again."""
         self.epoch: int | None = None
         self.num_come = self.num_waits = 0
         self.grammars: dict[str, bool] = {}
@@ -88,6 +97,10 @@ class TwinState:
     def cached_blocks(self, request: TwinRequest) -> list[int]:
         """Blocks that its tokens begin with, if it may use any."""
         return [] if request.gathers else self.pool.find(request.tokens, request.admit.cache_salt)
+
+    @property
+    def max_in_flight(self) -> int:
+        return 1 if self.is_fresh_due or self.groups else self.limits.pipeline_depth
 
     @property
     def num_free_rows(self) -> int:
@@ -158,6 +171,7 @@ class TwinState:
         else:
             self.drop_loaded(request)
         del self.live[request.key]
+        self.groups = [rest for group in self.groups if (rest := [key for key in group if key != request.key])]
         self.num_finished += 1
 
     def abandon_load(self, request: TwinRequest) -> None:

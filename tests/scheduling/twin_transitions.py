@@ -18,28 +18,33 @@ from callboard.tests.scheduling.twin_request import FOR_INPUT, TwinRequest
 from callboard.tests.scheduling.twin_world import GRAMMARS, World
 
 TOKENIZERS = ("tokenizer.0", "tokenizer.1")
-PREFIXES = ([], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [2] * 11)
+Transition = Callable[[World, Choices], None]
+MAX_WAITING = 8
+PREFIXES = ([], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [2] * 9)
 
 
 def choose_limits(choices: Choices) -> SchedulerLimits:
-    """A tiny engine."""
+    """A tiny engine, that holds 12 tokens at least; one in two has little more, and is easily short of blocks."""
+    block_size, is_tight = one_of(choices, [1, 2, 4]), one_of(choices, [True, False])
+    least = 12 // block_size
+    rules = ["chunk"] if is_tight else ["chunk", "whole_prompt", "estimate"]
     return make_limits(
-        max_num_seqs=between(choices, 1, 4),
-        max_num_batched_tokens=one_of(choices, [64, 16, 5, 2, 1]),
+        max_num_seqs=between(choices, 1, 6),
+        max_num_batched_tokens=one_of(choices, [64, 64, 16, 5, 2, 1]),
         long_prefill_token_threshold=one_of(choices, [0, 0, 1, 4]),
-        pipeline_depth=between(choices, 1, 3),
-        watermark=one_of(choices, [0.0, 0.0, 0.2]),
+        pipeline_depth=one_of(choices, [1, 1, 2, 3]),
+        watermark=0.0 if is_tight else one_of(choices, [0.0, 0.2]),
         max_queued_requests=one_of(choices, [100, 100, 2]),
         max_queued_tokens=one_of(choices, [1000, 1000, 20]),
-        num_blocks=between(choices, 2, 12),
-        block_size=one_of(choices, [1, 2, 4]),
+        num_blocks=between(choices, least, least + 3 if is_tight else 24),
+        block_size=block_size,
         prefix_caching=one_of(choices, [True, True, False]),
-        max_model_len=one_of(choices, [30, 12]),
+        max_model_len=one_of(choices, [40, 40, 12]),
         max_plan_tokens=one_of(choices, [None, None, 8]),
         resume_grace_s=one_of(choices, [50e-9, 5e-9]),
         policy=one_of(choices, POLICIES),
         preemption=one_of(choices, ["lifo", "retract", "cost"]),
-        admission=one_of(choices, ["chunk", "whole_prompt", "estimate"]),
+        admission=one_of(choices, rules),
         fair_aging_tokens_per_s=one_of(choices, [1000, 10**9, 0]),
         fair_aging_max_tokens=one_of(choices, [20_000, 10]),
     )
@@ -57,15 +62,15 @@ def choose_admit(world: World, choices: Choices, request_id: str, choice: int) -
         request_id,
         prompt,
         choice=choice,
-        max_tokens=between(choices, 1, 12),
-        ignore_eos=one_of(choices, [True, False]),
+        max_tokens=one_of(choices, [between(choices, 1, 6), between(choices, 1, 20)]),
+        ignore_eos=one_of(choices, [True, True, False]),
         cache_salt=one_of(choices, ["", "", "", "salt"]),
         tokenizer=one_of(choices, TOKENIZERS),
         min_tokens=one_of(choices, [0, 0, 0, 1, 4]),
-        stop_token_ids=one_of(choices, [(), (), (5,), (0, 7)]),
+        stop_token_ids=one_of(choices, [(), (), (), (), (5,), (0, 7)]),
         logprobs=one_of(choices, [None, None, None, 1]),
         prompt_logprobs=None if is_session else one_of(choices, [None] * 7 + [1]),
-        repetition_detection=one_of(choices, [None, None, None, RepetitionDetection(2), RepetitionDetection(3, 2, 2)]),
+        repetition_detection=one_of(choices, [None] * 5 + [RepetitionDetection(2), RepetitionDetection(3, 2, 2)]),
         priority=between(choices, -1, 1),
         arrival_ns=between(choices, 0, 3),
         tenant=one_of(choices, ["", "a", "b"]),
@@ -77,7 +82,10 @@ def choose_admit(world: World, choices: Choices, request_id: str, choice: int) -
 
 
 def admit(world: World, choices: Choices) -> None:
-    """New requests together."""
+    """New requests together; the first may be a bad one."""
+    if choices.below(10) == 9:
+        faults = one_of(choices, [world.raises, world.raises, world.kills])
+        faults[f"r{world.num_named + 1}", 0] = between(choices, 0, 12)
     world.admit(*(choose_admit(world, choices, world.new_name(), 0) for _ in range(between(choices, 1, 3))))
 
 
@@ -101,9 +109,31 @@ def work(world: World, choices: Choices) -> None:
         world.work()
 
 
+def guess(request: TwinRequest, known: list[int], choices: Choices) -> list[int]:
+    """A proposer's guess at what comes behind the known tokens: more or less right."""
+    num_right, num_wrong = between(choices, 0, 4), between(choices, 0, 2)
+    guesses = list(known)
+    for _ in range(num_right):
+        guesses.append(next_token(guesses, request.key[1]))
+    return [*guesses[len(known) :], *([1] * num_wrong)]
+
+
 def deliver(world: World, choices: Choices) -> None:
-    if world.results:
-        world.deliver()
+    """A result, alone or with guesses at what follows it: in time if nothing else is in flight."""
+    if not world.results:
+        return
+    result, drafts = world.results.popleft(), Drafts([], [], [])
+    if choices.below(2) == 0:
+        world.call(result)
+        return
+    for run, tokens in sampled_of(result):
+        request = world.twin.state.request_of_run.get(run)
+        if request is not None:
+            known = request.tokens + tokens
+            drafts.runs.append(run)
+            drafts.positions.append(len(known))
+            drafts.token_ids.append(guess(request, known, choices))
+    world.call(result, drafts)
 
 
 def run_steps(world: World, choices: Choices) -> None:
@@ -112,13 +142,10 @@ def run_steps(world: World, choices: Choices) -> None:
         deliver(world, choices)
 
 
-def guess(request: TwinRequest, known: list[int], choices: Choices) -> list[int]:
-    """A proposer's guess at what comes behind the known tokens: more or less right."""
-    num_right, num_wrong = between(choices, 0, 4), between(choices, 0, 2)
-    guesses = list(known)
-    for _ in range(num_right):
-        guesses.append(next_token(guesses, request.key[1]))
-    return [*guesses[len(known) :], *([1] * num_wrong)]
+def has_late_chance(world: World) -> bool:
+    """At a depth over 1 a row stands between two of its steps only before its first token; then guesses are in time."""
+    running = world.twin.state.running
+    return world.limits.pipeline_depth > 1 and any(not r.num_pending and r.num_missing == 1 for r in running)
 
 
 def draft(world: World, choices: Choices) -> None:
@@ -129,22 +156,6 @@ def draft(world: World, choices: Choices) -> None:
         drafts.positions.append(len(request.tokens) + one_of(choices, [0] * 8 + [1, -1]))
         drafts.token_ids.append(guess(request, request.tokens, choices))
     world.call(drafts)
-
-
-def deliver_and_draft(world: World, choices: Choices) -> None:
-    """A result, and guesses at what follows it: in time if nothing else is in flight."""
-    if not world.results:
-        return
-    result = world.results.popleft()
-    drafts = Drafts([], [], [])
-    for run, tokens in sampled_of(result):
-        request = world.twin.state.request_of_run.get(run)
-        if request is not None:
-            known = request.tokens + tokens
-            drafts.runs.append(run)
-            drafts.positions.append(len(known))
-            drafts.token_ids.append(guess(request, known, choices))
-    world.call(result, drafts)
 
 
 def settle_grammar(world: World, choices: Choices) -> None:
@@ -224,11 +235,16 @@ def resume(world: World, choices: Choices) -> None:
 
 
 def lose_worker(world: World, choices: Choices) -> None:
-    """Unless it would look like somebody's fault."""
     if world.worker is None:
         world.attach()
-    elif not any(request.num_deaths for step in world.twin.state.in_flight for request in step):
+    else:
         world.lose_worker()
+
+
+def fail_next(world: World, choices: Choices) -> None:
+    """A step fails, and nobody is to blame."""
+    if world.worker is not None:
+        world.worker.num_to_fail = 1
 
 
 def wait(world: World, choices: Choices) -> None:
@@ -237,16 +253,25 @@ def wait(world: World, choices: Choices) -> None:
     world.call()
 
 
-Transition = Callable[[World, Choices], None]
+def go_on(world: World, choices: Choices, transition: Transition) -> None:
+    """The transition; if there is nothing that it could do, or enough waits already, the engine runs."""
+    num_calls = world.num_calls
+    if has_late_chance(world) and choices.below(2) == 1:
+        draft(world, choices)
+    elif transition not in (admit, fork, repeat) or len(world.twin.state.waiting()) < MAX_WAITING:
+        transition(world, choices)
+    if world.num_calls == num_calls:
+        run_steps(world, choices)
+
+
 WEIGHTS: dict[Transition, int] = {
-    run_steps: 8,
+    run_steps: 12,
     work: 8,
     deliver: 8,
     admit: 4,
     fork: 1,
     repeat: 2,
-    draft: 2,
-    deliver_and_draft: 6,
+    draft: 5,
     settle_grammar: 1,
     answer_load: 2,
     add_input: 2,
@@ -258,6 +283,7 @@ WEIGHTS: dict[Transition, int] = {
     block_or_unblock: 1,
     lose_tokenizer: 1,
     lose_worker: 1,
+    fail_next: 1,
     wait: 1,
 }
 TRANSITIONS: tuple[Transition, ...] = tuple(t for t, weight in WEIGHTS.items() for _ in range(weight))

@@ -10,7 +10,6 @@ from callboard.mailbox.messages.admission import AddInput, Admit, Stop
 from callboard.mailbox.messages.grammar import GrammarReady
 from callboard.mailbox.messages.requests import Finish
 from callboard.mailbox.messages.steps import StepPlan, StepResult
-from callboard.mailbox.messages.transfers import LoadBlocks
 from callboard.scheduling.deltas import Outgoing
 from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
 from callboard.scheduling.limits import SchedulerLimits
@@ -27,7 +26,7 @@ from callboard.tests.scheduling.twin_compare import (
     brief,
     compare_plans,
     compare_states,
-    scheduler_lines,
+    facts_of_scheduler,
 )
 from callboard.tests.scheduling.twin_plan import TwinPlan
 from callboard.tests.scheduling.twin_request import TwinEnd
@@ -58,11 +57,14 @@ class World:
         self.admits: dict[Key, Admit] = {}
         self.clients: dict[Key, Client] = {}
         self.connector = FakeConnector(limits.block_size)
-        self.num_planned = 0
-        self._waiting_loads: list[tuple[int, LoadBlocks]] = []
         self.talks: dict[Key, Session] = {}
         self.blocked: set[str] = set()
         """Tokenizers that take nothing."""
+        self.raises: dict[Key, int] = {}
+        """Requests that make the step fail which computes this position of theirs."""
+        self.kills: dict[Key, int] = {}
+        """Requests that kill the worker which does."""
+        self.trial_steps: set[int] = set()
         self.worker: FakeWorker | None = None
         self.plans: deque[bytes] = deque()
         self.results: deque[StepResult] = deque()
@@ -76,18 +78,21 @@ class World:
         self._story.extend((self.now_ns + 1, event) for event in events)
         while (plan := self._step(events)) is not None:
             self.plans.append(msgspec.msgpack.encode(plan))
-            self.num_planned += 1
+            if self.twin.state.groups:
+                self.trial_steps.add(plan.step)
             events = ()
         outgoing = self.scheduler.collect(self.blocked)
+        self.twin.note_told(self.blocked)
         self._deliver(outgoing)
         self.twin.note_loads(outgoing.loads)
-        self._waiting_loads += [(self.num_planned, load) for load in outgoing.loads]
-        self._begin_loads()
+        self.connector.begin(outgoing.loads)
         assert (self.scheduler.next_deadline_ns() or float("inf")) == self.twin.next_deadline_ns()
         assert self.scheduler.check_integrity() == [], "a block has leaked"
         compare_states(self.scheduler, self.twin)
-        for client in self.clients.values():
-            self._compare_client(client)
+        assert not self.twin.state.refused, f"{list(self.twin.state.refused)} were not refused"
+        for key, client in self.clients.items():
+            if client.finish is None and not client.is_ended_here:
+                self._compare_client(key, client)
 
     def _step(self, events: tuple[Event, ...]) -> StepPlan | None:
         self.now_ns += 1
@@ -101,12 +106,6 @@ class World:
             self.twin.note_runs(self.reader.runs(plan))
         assert self.scheduler.num_in_flight == len(self.twin.state.in_flight) <= self.limits.pipeline_depth
         return plan
-
-    def _begin_loads(self) -> None:
-        """Transfers begin when the steps are over that were planned before them."""
-        num_done = self.num_planned - self.scheduler.num_in_flight
-        self.connector.begin([load for num_planned, load in self._waiting_loads if num_planned <= num_done])
-        self._waiting_loads = [(n, load) for n, load in self._waiting_loads if n > num_done]
 
     def _deliver(self, outgoing: Outgoing) -> None:
         for message in outgoing.deltas.values():
@@ -125,17 +124,13 @@ class World:
                 self.clients[key].is_ended_here = True
                 assert (refused.status, refused.code) == (429, self.twin.state.refused.pop(key))
 
-    def _compare_client(self, client: Client) -> None:
-        """What it has been told is what the twin knows, once its tokenizer takes what there is."""
-        key = (client.admit.request_id, client.admit.choice)
-        assert key not in self.twin.state.refused, f"{key} was not refused"
-        if not client.is_live or client.is_orphan or client.tokenizer in self.blocked:
+    def _compare_client(self, key: Key, client: Client) -> None:
+        """What a live one has been told is what the twin knows, once its tokenizer takes what there is."""
+        if client.is_orphan or client.tokenizer in self.blocked:
             return
         request = self.twin.state.live.get(key)
         if request is None:
-            raise Difference(
-                f"the twin has ended {key} ({vars(self.twin.state.ends[key][1])}), its client was not told"
-            )
+            raise Difference(f"the twin has ended {key} ({self.twin.state.ends[key]}), its client was not told")
         if client.token_ids[request.num_come_with :] != request.output:
             raise Difference(f"{key} was told {client.token_ids}, the twin has {request.output}")
         told = [as_told(finish) for finish in client.pauses]
@@ -170,7 +165,7 @@ class World:
     def attach(self) -> None:
         self.epoch += 1
         self.worker = FakeWorker(self.limits, self.admits, self.epoch)
-        self.worker.may_starve = frozenset()
+        self.worker.raises, self.worker.may_starve = self.raises, self.trial_steps
         self.call(WorkerAttached(self.epoch))
 
     def lose_worker(self) -> None:
@@ -199,11 +194,17 @@ class World:
         )
 
     def work(self) -> None:
-        """The worker runs the oldest plan, while transfers write to its memory."""
+        """The worker runs the oldest plan, while transfers write to its memory, or dies of it."""
         assert self.worker is not None
         self.worker.turns = self.twin.state.turns
         self.connector.write(self.worker.kv)
-        self.results.append(self.worker.work(self.plans.popleft(), self.now_ns))
+        encoded = self.plans.popleft()
+        plan = msgspec.msgpack.decode(encoded, type=StepPlan)
+        is_run = plan.is_fresh or not self.worker.is_void
+        if self.kills and is_run and self.worker.keys_at(plan, self.kills):
+            self.lose_worker()
+        else:
+            self.results.append(self.worker.work(encoded, self.now_ns))
 
     def deliver(self) -> None:
         """The scheduler gets the oldest result."""
@@ -234,9 +235,7 @@ class World:
         self.call(event)
 
     def num_told_of_turn(self, key: Key) -> int:
-        """Output tokens of the turn that the scheduler is in, which the client has; 0 if it is behind."""
-        if self.clients[key].tokenizer in self.blocked:
-            return 0
+        """Output tokens of the turn that the scheduler is in, which the client has."""
         num_told = len(self.clients[key].token_ids) - self.talks[key].turn_start
         return max(0, min(num_told, len(self.twin.state.live[key].turn_output)))
 
@@ -262,7 +261,9 @@ class World:
             self.call(GrammarReady(grammar_key))
         while True:
             paused = [key for key in self.open_sessions() if self.talks[key].is_paused]
-            if self.plans:
+            if self.worker is None:
+                self.attach()
+            elif self.plans:
                 self.work()
             elif self.results:
                 self.deliver()
@@ -273,7 +274,7 @@ class World:
             else:
                 break
         unended = [key for key, client in self.clients.items() if client.is_live]
-        assert not unended, "\n".join([f"{unended} were never ended", *scheduler_lines(self.scheduler)])
+        assert not unended, "\n".join([f"{unended} were never ended", *facts_of_scheduler(self.scheduler).lines()])
         assert not self.twin.state.live
         assert self.scheduler.statistics().num_free_blocks == self.limits.num_blocks
 
