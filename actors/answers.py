@@ -1,4 +1,5 @@
-"""Questions without state, as a tokenizer answers them: what ids a prompt has, what text ids have."""
+"""Questions, as a tokenizer answers them: what ids a prompt has, what text ids have; what the scheduler alone knows it
+passes on."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from ..mailbox.messages.requests import (
     Answer,
     Detokenize,
     Detokenized,
+    Explanation,
     Question,
     Tokenize,
     Tokenized,
@@ -28,8 +30,13 @@ MAX_BYTES = 1 << 24
 """Of the text of ids in a question: with those of white space a few ids can name a lot of it."""
 
 
+OwnQuestion = Tokenize | Detokenize
+"""The tokenizer itself has the answer."""
+
+
 class Answers:
-    """The questions that wait for the encode thread or are in it. Each is answered once, or withdrawn."""
+    """The questions that wait for the encode thread, are in it, or are with the scheduler. Each is answered once, or
+    withdrawn."""
 
     def __init__(
         self,
@@ -65,7 +72,7 @@ class Answers:
         """The frontend died."""
         self._open = {name: question for name, question in self._open.items() if question.frontend != frontend}
 
-    async def answer(self, question: Question, find: Callable[[Question], Awaitable[Answer | None]]) -> None:
+    async def answer(self, question: OwnQuestion, find: Callable[[OwnQuestion], Awaitable[Answer | None]]) -> None:
         """Send what `find` gives, or why there is nothing, if it is still wanted then. It calls `find` in a thread."""
         try:
             answer = await find(question)
@@ -82,12 +89,18 @@ class Answers:
         """Send why there is no answer, if one is still wanted."""
         self._send(question, refused(question.request_id, question.attempt, error))
 
+    def pass_on(self, explanation: Explanation) -> None:
+        """What the scheduler answers; of a question that is not open, or of another attempt of it, it is dropped."""
+        question = self._open.get(explanation.request_id)
+        if question is not None and question.attempt == explanation.attempt:
+            self._send(question, explanation)
+
     def _send(self, question: Question, answer: TokenizerToFrontend) -> None:
         if self.is_wanted(question):
             del self._open[question.request_id]
             self._frontends[question.frontend].post(answer)
 
-    def find(self, question: Question) -> Answer | None:
+    def find(self, question: OwnQuestion) -> Answer | None:
         """In a thread. None, and the question is not looked at, if it was withdrawn.
 
         Raises InvalidRequest, and whatever template and vocabulary raise.

@@ -7,8 +7,11 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..errors import StartFailed
+from ..journal import JournalWriter, TakesSnapshots
 from ..mailbox import Inbox, LocalOutbox, Outbox, ZmqOutbox
 from ..mailbox.messages.admission import TokenizerToScheduler
 from ..mailbox.messages.control import Attach, Gone, Settled, Start
@@ -21,6 +24,7 @@ from .faults import Faults
 from .frontend import Frontend
 from .frontend_api import ActorStart, Health
 from .scheduler import SchedulerActor
+from .scheduler_journal import SchedulerJournal
 from .sender import Sender
 
 if TYPE_CHECKING:
@@ -116,7 +120,6 @@ class Cast:
     def _make_scheduler(self, name: str) -> None:
         topology = self._start.topology
         section, kv_cache = topology.scheduler, topology.kv_cache
-        assert section.policy != "fair", "the topology was checked"
         limits = SchedulerLimits(
             max_num_seqs=section.max_num_seqs,
             max_num_batched_tokens=section.max_num_batched_tokens,
@@ -132,12 +135,32 @@ class Cast:
             max_plan_tokens=max_plan_tokens(topology, self._start.max_model_len),
             resume_grace_s=topology.supervision.resume_grace_s,
             policy=section.policy,
+            preemption=section.preemption,
+            admission=section.admission,
+            fair_aging_tokens_per_s=section.fair_aging_tokens_per_s,
+            fair_aging_max_tokens=section.fair_aging_max_tokens,
+            max_ledgers=section.max_ledgers,
         )
         line = self._page.line(self._start.all_actors.index(name))
         inbox = self._inboxes[name]
-        faults = Faults()
+        faults = Faults(name)
         tokenizers = self._senders(name, "tokenizer", faults)
-        self._scheduler = SchedulerActor(name, inbox, tokenizers, Scheduler(limits), line, faults)
+        scheduler = Scheduler(limits)
+        journal = self._make_journal(limits, scheduler)
+        self._scheduler = SchedulerActor(name, inbox, tokenizers, scheduler, line, faults, journal)
+
+    def _make_journal(self, limits: SchedulerLimits, scheduler: Scheduler) -> SchedulerJournal | None:
+        """If the topology wants one. If it cannot be written only the first start fails: later ones have requests."""
+        section = self._start.topology.journal
+        if section is None:
+            return None
+        take_snapshot = scheduler.snapshot if isinstance(scheduler, TakesSnapshots) else None
+        stem = Path(section.path).expanduser()
+        writer = JournalWriter(stem, section.max_bytes, limits, time.monotonic_ns(), take_snapshot)
+        if writer.failure is not None and self._start.incarnation <= 1:
+            advice = "correct [journal] path, or leave the section out"
+            raise StartFailed(f"the journal {stem} cannot be written: {writer.failure}", advice=advice, phase="journal")
+        return SchedulerJournal(writer)
 
     async def _make_tokenizers(self, names: list[str]) -> None:
         if not names:
@@ -151,7 +174,7 @@ class Cast:
         )
         eos_token_ids = tuple(sorted({*start.shape.eos_token_ids, *tokenizer.eos_token_ids}))
         for name in names:
-            faults = Faults()
+            faults = Faults(name)
             line = self._page.line(start.all_actors.index(name))
             actor = TokenizerActor(
                 name,
@@ -192,7 +215,7 @@ class Cast:
 
     def _make_frontend(self, name: str) -> None:
         start = self._start
-        faults = Faults()
+        faults = Faults(name)
         frontend = Frontend(
             name,
             self._inboxes[name],
@@ -208,6 +231,7 @@ class Cast:
             read_startup=self._read_startup,
             has_priorities=start.topology.scheduler.policy == "priority",
             kv_cache=start.topology.kv_cache,
+            takes_sessions=sum(kind_of(a) == "frontend" for a in start.all_actors) == 1,
         )
         self.frontends.append(frontend)
         self._page.line(start.all_actors.index(name)).mark(phase=Phase.SERVING)

@@ -36,6 +36,7 @@ from .cast import Cast
 from .control import ControlSocket
 from .faults import Faults
 from .frontend_api import FrontendAPI
+from .task_register import tell_leaked_tasks
 
 
 class HttpServer(Protocol):
@@ -168,4 +169,5 @@ _BEAT_INTERVAL_S = 1.0
 async def _beat(cast: Cast) -> None:
     while True:
         cast.beat()
+        tell_leaked_tasks()
         await asyncio.sleep(min(_BEAT_INTERVAL_S, cast.actor_deadline_s / 8))

@@ -6,13 +6,18 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TypeVar
 
+from .task_register import start_task
+
 T = TypeVar("T")
 
 
 class Faults:
     """Keeps the first fault until `run` raises it. One for each actor, one for the supervisor, one for a child."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: str = "process") -> None:
+        """`owner`: the actor's name, for its tasks."""
+        self._owner = owner
+        self._is_over = False
         self._first: BaseException | None = None
         self._happened = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -24,8 +29,9 @@ class Faults:
             self._happened.set()
 
     def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run `work` in the background; what it raises is reported."""
-        task = asyncio.get_running_loop().create_task(work)
+        """Run `work` in the background; what it raises is reported. It is to end when the actor does (`cancel`)."""
+        event = getattr(work, "__qualname__", "work")
+        task = start_task(work, owner=self._owner, event=event, is_owned=lambda: not self._is_over)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -45,6 +51,7 @@ class Faults:
 
     def cancel(self) -> None:
         """End what runs in the background."""
+        self._is_over = True
         for task in self._tasks:
             task.cancel()
 

@@ -20,12 +20,16 @@ from ..mailbox.messages.requests import (
     Answer,
     Detokenize,
     Detokenized,
+    Explain,
+    Explanation,
+    Finish,
     FrontendToTokenizer,
     Generate,
     Prompt,
     PromptOptions,
     Question,
     Refused,
+    SessionInput,
     TextDeltas,
     Tokenize,
     Tokenized,
@@ -41,6 +45,8 @@ from .questions import Questions
 from .refusals import error_of
 from .room import check_choices, check_frontend, check_queue
 from .sender import Sender
+from .session_record import SessionRecord
+from .sessions import Sessions, no_session
 from .stream import Stream
 
 MAX_SUSPICIONS = 3
@@ -67,6 +73,7 @@ class Frontend:
         read_startup: Callable[[], list[ActorStart]],
         has_priorities: bool = False,
         kv_cache: KVCacheSection = KVCacheSection(),  # noqa: B008  (frozen)
+        takes_sessions: bool = True,
     ) -> None:
         self.name = name
         self.inbox = inbox
@@ -76,6 +83,7 @@ class Frontend:
         self.vocab_size = vocab_size
         self.has_priorities = has_priorities
         self.kv_cache = kv_cache
+        self.takes_sessions = takes_sessions
         self._tokenizers = dict(tokenizers)
         self.max_live_requests = max_live_requests
         self._turn = itertools.cycle(self._tokenizers)
@@ -86,7 +94,10 @@ class Frontend:
         self._live: dict[str, Stream] = {}
         self._refusing: RequestError | None = None
         self._emptied = asyncio.Event()
-        self._questions = Questions(self._tokenizers, self._emptied.set, max_suspicions=MAX_SUSPICIONS)
+        self._sessions = Sessions(self._tokenizers, self._end_paused)
+        self._questions = Questions(
+            self._tokenizers, self._emptied.set, scheduler=scheduler, max_suspicions=MAX_SUSPICIONS
+        )
 
     # What the server calls
 
@@ -101,10 +112,14 @@ class Frontend:
         num_choices: int = 1,
         options: PromptOptions = AS_IT_IS,
         priority: int = 0,
+        tenant: str = "",
+        deadline_ms: float | None = None,
+        session_idle_s: float | None = None,
     ) -> Stream:
         if self._refusing is not None:
             raise self._refusing
         self._check_room(num_choices)
+        arrival_ns = time.monotonic_ns()
         generate = Generate(
             request_id=request_id,
             attempt=1,
@@ -113,16 +128,28 @@ class Frontend:
             scheduler=self._scheduler,
             prompt=prompt,
             sampling=sampling,
-            arrival_ns=time.monotonic_ns(),
+            arrival_ns=arrival_ns,
             cache_salt=cache_salt,
             returns_prompt=returns_prompt,
             num_choices=num_choices,
             options=options,
             priority=priority,
+            tenant=tenant,
+            deadline_ns=None if deadline_ms is None else arrival_ns + int(deadline_ms * 1e6),
+            is_session=session_idle_s is not None,
         )
         self._tokenizers[generate.tokenizer].post(generate)
-        stream = self._live[request_id] = Stream(generate, self._close)
+        session = None if session_idle_s is None else SessionRecord(session_idle_s)
+        stream = self._live[request_id] = Stream(generate, self._close, session)
         return stream
+
+    def add_input(self, request_id: str, given: SessionInput | None) -> None:
+        if self._refusing is not None:
+            raise self._refusing
+        stream = self._live.get(request_id)
+        if stream is None or stream.is_aborted:
+            raise no_session(request_id)
+        self._sessions.give(stream, given)
 
     async def tokenize(self, prompt: Prompt, options: PromptOptions, *, returns_strings: bool = False) -> Tokenized:
         name = self._questions.new_id()
@@ -134,6 +161,11 @@ class Frontend:
         answer = await self._ask(Detokenize(self._questions.new_id(), 1, self.name, token_ids))
         assert isinstance(answer, Detokenized)
         return answer.text
+
+    async def explain(self, request_id: str) -> Explanation:
+        answer = await self._ask(Explain(self._questions.new_id(), 1, self.name, "", request_id))
+        assert isinstance(answer, Explanation)
+        return answer
 
     async def _ask(self, question: Question) -> Answer:
         if self._refusing is not None:
@@ -193,12 +225,19 @@ class Frontend:
             if not (stream.is_ended or stream.is_aborted):
                 self._abort(stream, "client closed the stream")
 
+    def _end_paused(self, stream: Stream, finish: Finish) -> None:
+        """A session that waits for input has ended; nobody below needs to be asked."""
+        self._abort(stream, "the session has ended")
+        stream.finish_paused(finish)
+        self._forget(stream)
+
     def _abort(self, stream: Stream, reason: str) -> None:
         stream.is_aborted = True
         self._tokenizers[stream.tokenizer].post(Abort(stream.request_id, stream.attempt, reason))
 
     def _forget(self, stream: Stream) -> None:
         self._live.pop(stream.request_id, None)
+        self._sessions.forget(stream)
         if not self._live:
             self._emptied.set()
 
@@ -215,7 +254,7 @@ class Frontend:
                 if stream is not None and stream.attempt == message.attempt:
                     self._fail(stream, error)
                 self._questions.refuse(message.request_id, message.attempt, error)
-            case Tokenized() | Detokenized():
+            case Tokenized() | Detokenized() | Explanation():
                 self._questions.take(message)
             case _:
                 assert_never(message)
@@ -227,7 +266,9 @@ class Frontend:
         stream = self._live.get(deltas.request_ids[row])
         if stream is None or stream.attempt != deltas.attempts[row]:
             return
-        stream.push(deltas, row)
+        pause = stream.push(deltas, row)
+        if pause is not None:
+            self._sessions.pause(stream, pause)
         if stream.is_ended:
             self._forget(stream)
 
@@ -254,7 +295,7 @@ class Frontend:
             is_of_scheduler = stream.generate.scheduler in actors
             if is_of_scheduler or (stream.is_lost and stream.tokenizer in actors):
                 is_suspect = (is_of_scheduler and has_served) or mark_of(stream.request_id) in suspects
-                stream.num_suspicions += is_suspect
+                stream.num_suspicions += is_suspect and not stream.is_paused
                 self._resume(stream)
         self._questions.settled(actors, suspects, self._tokenizer_for)
 
@@ -297,6 +338,8 @@ class Frontend:
         """Take nothing new, wait for the live requests and open questions, abort those left at the deadline and wait
         for the requests' ends."""
         self.refuse_new(Unavailable("the engine is shutting down", retry_after_s=1))
+        for stream in list(self._live.values()):
+            self._sessions.end_paused(stream)
         if not await self._wait_empty(timeout_s):
             self._questions.fail_all("the engine is shutting down")
             for stream in self._live.values():

@@ -7,7 +7,17 @@ from typing import Protocol
 
 import msgspec
 
-from ..mailbox.messages.requests import AS_IT_IS, Finish, Prompt, PromptDetails, PromptOptions, Tokenized, TokenText
+from ..mailbox.messages.requests import (
+    AS_IT_IS,
+    Explanation,
+    Finish,
+    Prompt,
+    PromptDetails,
+    PromptOptions,
+    SessionInput,
+    Tokenized,
+    TokenText,
+)
 from ..mailbox.messages.sampling import SamplingParams
 from ..scheduling.statistics import SchedulerStatistics
 from ..topology.schema import KVCacheSection
@@ -28,6 +38,8 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     """One entry a token of `token_ids`, if asked for."""
     prompt: PromptDetails | None = None
     """In the first delta of the choice, if asked for."""
+    pause: Finish | None = None
+    """A turn of a streaming session ended so, behind this text: it waits for input, or goes on with what it has."""
 
 
 class RequestStream(Protocol):
@@ -81,6 +93,8 @@ class FrontendAPI(Protocol):
     """The scheduler orders by priority; else only priority 0 may be sent."""
     kv_cache: KVCacheSection
     """As the topology has it."""
+    takes_sessions: bool
+    """Each request of a client reaches this frontend: it is the only one, so sessions can get input."""
 
     def submit(
         self,
@@ -93,10 +107,22 @@ class FrontendAPI(Protocol):
         num_choices: int = 1,
         options: PromptOptions = AS_IT_IS,
         priority: int = 0,
+        tenant: str = "",
+        deadline_ms: float | None = None,
+        session_idle_s: float | None = None,
     ) -> RequestStream:
         """Send a request for `num_choices` >= 1 answers on its way; never waits.
 
+        Those of its choices that have not ended do so `deadline_ms` from now, with the finish reason `timeout`. With
+        `session_idle_s` it is a streaming session of one choice, which ends with `timeout` if it is paused for so long.
         Raises Overloaded (429), always with `retry_after_s`, or Unavailable (503).
+        """
+        ...
+
+    def add_input(self, request_id: str, given: SessionInput | None) -> None:
+        """More for a session: it goes in where its present turn ends, or now if that has. None: no more comes.
+
+        Raises RequestError: 404 for no live session, 409 behind the last input, 429 if too many inputs wait, 503.
         """
         ...
 
@@ -112,6 +138,11 @@ class FrontendAPI(Protocol):
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """The text of ids in the vocabulary, special tokens included. Raises as `tokenize`."""
+        ...
+
+    async def explain(self, request_id: str) -> Explanation:
+        """What the scheduler knows of a request that was submitted under this id, by whichever frontend; of one that
+        it does not know, or no more, an Explanation without choices. Raises Overloaded, Unavailable, EngineFailure."""
         ...
 
     def scheduler_statistics(self) -> SchedulerStatistics: ...

@@ -12,6 +12,7 @@ from ..mailbox.messages.requests import (
     Generate,
     Prompt,
     PromptOptions,
+    Resume,
     TextPrompt,
     TokenPrompt,
 )
@@ -19,12 +20,16 @@ from ..mailbox.messages.sampling import SamplingParams
 from ..text import Tokenizer
 from ..topology.boards import MAX_SAMPLING_ENTRIES
 from .bad_words import bad_token_ids
+from .session_turn import context_of
 
 MAX_CHARS = 1 << 21
 """Of a text that is read although it may be too long for the model: the encoder is at it for a second or two, and
 others wait."""
 MAX_PROMPT_LOGPROBS = 1 << 19
 """Log-probabilities of prompt tokens, alternatives among them, for all answers to a request together."""
+
+
+WITHIN_TEXT = PromptOptions(add_special_tokens=False)
 
 
 class PromptText(msgspec.Struct, frozen=True, gc=False):
@@ -68,6 +73,15 @@ class PromptEncoder:
             else:
                 text = self._tokenizer.decode(ids, skip_special_tokens=False)
         return EncodedPrompt(ids, sampling, text)
+
+    def encode_input(self, prompt: TextPrompt | TokenPrompt) -> list[int]:
+        """The ids of a session's input: it stands within a text, so nothing is put around it. Raises as `encode`."""
+        return self._ids(prompt, WITHIN_TEXT)
+
+    def encode_turn(self, resume: Resume, prompt: EncodedPrompt) -> EncodedPrompt:
+        """A session's present turn, behind its first `prompt`. Raises as `encode`."""
+        ids = context_of(resume, prompt.token_ids, self.encode_input, self._max_model_len)
+        return EncodedPrompt(ids, prompt.sampling)
 
     def text_of(self, prompt: TextPrompt | ChatPrompt, options: PromptOptions) -> PromptText:
         """Raises InvalidRequest for messages that cannot be rendered."""

@@ -1,4 +1,8 @@
-"""Questions without state, as a frontend asks them: each waits for one answer, of whichever tokenizer lives."""
+"""Questions, as a frontend asks them: each waits for one answer, of whichever tokenizer lives.
+
+None has a state that could be lost: one that was with an actor that died is asked again. An `Explain` goes on from the
+tokenizer to the scheduler, so it is asked again after the death of either.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from ..errors import EngineFailure, RequestAtFault, RequestError
-from ..mailbox.messages.requests import Abort, Answer, FrontendToTokenizer, Question
+from ..mailbox.messages.requests import Abort, Answer, Explain, FrontendToTokenizer, Question
 from ..shm_queue import mark_of
 from .sender import Sender
 
@@ -38,11 +42,13 @@ class Questions:
         tokenizers: Mapping[str, Sender[FrontendToTokenizer]],
         on_empty: Callable[[], None],
         *,
+        scheduler: str,
         max_suspicions: int,
     ) -> None:
         """`on_empty` is called each time the last open question has left; one that `max_suspicions` tokenizers died
         of is not asked again."""
         self._tokenizers = tokenizers
+        self._scheduler = scheduler
         self._on_empty = on_empty
         self._max_suspicions = max_suspicions
         self._open: dict[str, _Open] = {}
@@ -57,8 +63,8 @@ class Questions:
     async def ask(self, question: Question, tokenizer: str) -> Answer:
         """Send the question and wait. Raises RequestError. A caller that is cancelled withdraws it."""
         request_id = question.request_id
-        entry = self._open[request_id] = _Open(question, tokenizer)
-        self._tokenizers[tokenizer].post(question)
+        entry = self._open[request_id] = _Open(_by_way_of(tokenizer, question), tokenizer)
+        self._tokenizers[tokenizer].post(entry.question)
         try:
             return await entry.answer
         finally:
@@ -87,22 +93,29 @@ class Questions:
     def settled(self, actors: Collection[str], suspects: Collection[int], tokenizer_for: Callable[[str], str]) -> None:
         """Nobody has anything of these dead actors any more: what was asked of them is asked again."""
         for request_id, entry in list(self._open.items()):
-            if not (entry.is_lost and entry.tokenizer in actors):
+            if not self._was_with(actors, entry):
                 continue
             entry.num_suspicions += mark_of(request_id) in suspects
             if entry.num_suspicions == self._max_suspicions:
                 sentence = f"the tokenizer died {self._max_suspicions} times of this request"
                 self._fail(request_id, RequestAtFault(sentence))
                 continue
-            entry.is_lost = False
-            entry.question = msgspec.structs.replace(entry.question, attempt=entry.question.attempt + 1)
-            entry.tokenizer = tokenizer_for(entry.tokenizer)
+            was_lost, entry.is_lost = entry.is_lost, False
+            entry.tokenizer = tokenizer_for(entry.tokenizer) if was_lost else entry.tokenizer
+            again = msgspec.structs.replace(entry.question, attempt=entry.question.attempt + 1)
+            entry.question = _by_way_of(entry.tokenizer, again)
             self._tokenizers[entry.tokenizer].post(entry.question)
 
     def fail_all(self, reason: str) -> None:
         """The engine is ending."""
         for request_id in list(self._open):
             self._fail(request_id, EngineFailure(reason))
+
+    def _was_with(self, actors: Collection[str], entry: _Open) -> bool:
+        """One whose tokenizer has died as well waits until that, too, is settled."""
+        if entry.is_lost:
+            return entry.tokenizer in actors
+        return isinstance(entry.question, Explain) and self._scheduler in actors
 
     def _find(self, request_id: str, attempt: int) -> _Open | None:
         entry = self._open.get(request_id)
@@ -118,3 +131,8 @@ class Questions:
         if entry is not None and not self._open:
             self._on_empty()
         return entry
+
+
+def _by_way_of(tokenizer: str, question: Question) -> Question:
+    """The scheduler answers an `Explain` to the tokenizer that is named in it."""
+    return msgspec.structs.replace(question, tokenizer=tokenizer) if isinstance(question, Explain) else question

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from ..errors import StaleEpoch, WouldBlock
 from ..mailbox import Inbox
 from ..mailbox.messages.admission import SchedulerToTokenizer, TokenizerToScheduler
-from ..mailbox.messages.steps import StepOutcome, StepResult
+from ..mailbox.messages.requests import Explain, Explanation
+from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from ..scheduling import Event, Scheduler, SchedulerStatistics, TokenizerGone, WorkerAttached, WorkerGone
+from ..scheduling.leak_ledger import MAX_LOGGED
 from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressLine
 from .faults import Faults
 from .log import log_event
+from .scheduler_journal import SchedulerJournal
 from .sender import Sender
 
 _IDLE_CHECK_AFTER_S = 1.0
@@ -33,6 +36,7 @@ class SchedulerActor:
         scheduler: Scheduler,
         progress: ProgressLine,
         faults: Faults,
+        journal: SchedulerJournal | None = None,
     ) -> None:
         self.name = name
         self.inbox = inbox
@@ -40,7 +44,10 @@ class SchedulerActor:
         self._tokenizers = tokenizers
         self._scheduler = scheduler
         self._progress = progress
+        self._journal = journal
         self._events: list[Event] = []
+        self._questions: list[Explain] = []
+        """They change nothing, so they are no events; answered behind the events that came before."""
         self._call_board: BoardWriter | None = None
         self._result_board: BoardReader | None = None
         self._epoch = 0
@@ -58,7 +65,10 @@ class SchedulerActor:
     # Messages
 
     def handle(self, message: TokenizerToScheduler) -> None:
-        self._events.append(message)
+        if isinstance(message, Explain):
+            self._questions.append(message)
+        else:
+            self._events.append(message)
 
     def flush(self) -> None:
         self._advance()
@@ -117,21 +127,34 @@ class SchedulerActor:
 
     def _advance(self) -> None:
         """Plan as far as the pipeline's depth allows, publish, and only then build and send the deltas."""
-        scheduler = self._scheduler
+        scheduler, journal = self._scheduler, self._journal
         events, self._events = self._events, []
-        plan = scheduler.step(time.monotonic_ns(), events)
+        plan = self._step(events)
         while plan is not None:
             assert self._call_board is not None, "a plan without a board"
+            encoded = self._encoder.encode(plan)
             # On the board before the deltas of the result that made room for it are built.
-            self._call_board.publish_nowait(self._encoder.encode(plan))
-            plan = scheduler.step(time.monotonic_ns(), ())
+            self._call_board.publish_nowait(encoded)
+            if journal is not None:
+                journal.planned(plan, encoded)
+            plan = self._step(())
         self._send_deltas()
+        if self._questions:
+            self._explain()
+        if journal is not None:
+            journal.write_due()
         statistics = scheduler.statistics()
         self._progress.set_statistics(statistics)
         phase = Phase.WAITING if self._call_board is None else Phase.SERVING
         self._progress.mark(phase=phase, step=statistics.num_steps)
         self._plan_idle_check(statistics)
         self._set_deadline(scheduler.next_deadline_ns())
+
+    def _step(self, events: Sequence[Event]) -> StepPlan | None:
+        now_ns = time.monotonic_ns()
+        if self._journal is not None:
+            self._journal.take(now_ns, events)
+        return self._scheduler.step(now_ns, events)
 
     def _set_deadline(self, deadline_ns: int | None) -> None:
         """One timer for the scheduler's next deadline. `now_ns` and the loop's time are the same clock."""
@@ -164,6 +187,15 @@ class SchedulerActor:
             for tokenizer, deltas in outgoing.deltas.items():
                 self._tokenizers[tokenizer].post(deltas)
 
+    def _explain(self) -> None:
+        """Answer what was asked, as of the last step."""
+        questions, self._questions = self._questions, []
+        now_ns = self._scheduler.now_ns
+        for question in questions:
+            ledgers = self._scheduler.explain(question.about)
+            answer = Explanation(question.request_id, question.attempt, question.about, now_ns, ledgers)
+            self._tokenizers[question.tokenizer].post(answer)
+
     # Integrity
 
     def _plan_idle_check(self, statistics: SchedulerStatistics) -> None:
@@ -178,14 +210,18 @@ class SchedulerActor:
 
     def _check_idle(self) -> None:
         try:
-            leaked = self._scheduler.check_integrity()
+            if self._journal is not None:
+                self._journal.checked()
+            leaks = self._scheduler.check_integrity()
         except Exception as error:  # as in `_on_results`
             self.faults.report(error)
             return
         statistics = self._scheduler.statistics()
         self._num_steps_checked = statistics.num_steps
-        if leaked:
-            log_event("scheduler.blocks_leaked", num_blocks=len(leaked), first=leaked[0])
+        if leaks:
+            log_event("scheduler.leaked", num_blocks=sum(leak.kind == "block" for leak in leaks), num_units=len(leaks))
+            for leak in leaks[:MAX_LOGGED]:
+                log_event("scheduler.leak", **leak.fields())
             self._progress.set_statistics(statistics)
 
     def close(self) -> None:
@@ -193,6 +229,8 @@ class SchedulerActor:
             self._idle_check.cancel()
         self._set_deadline(None)
         self.detach()
+        if self._journal is not None:
+            self._journal.close()
         self.faults.cancel()
         for sender in self._tokenizers.values():
             sender.close()

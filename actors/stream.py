@@ -10,19 +10,46 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from ..errors import ProtocolViolation, RequestError
-from ..mailbox.messages.requests import Delivered, Finish, Generate, PromptDetails, Resume, TextDeltas, TokenText, Usage
+from ..mailbox.messages.requests import (
+    Delivered,
+    Finish,
+    Generate,
+    PromptDetails,
+    Resume,
+    SessionInput,
+    TextDeltas,
+    TokenText,
+    Usage,
+)
 from .frontend_api import Delta
+from .session_record import SessionRecord
 
 
 class _Choice:
     """The record of a choice. What is unread grows in place and becomes a `Delta` when it is read: O(new) a row."""
 
-    __slots__ = ("_logprobs", "_prompt", "_texts", "finish", "index", "is_unread", "num_chars", "num_read", "token_ids")
+    __slots__ = (
+        "_logprobs",
+        "_prompt",
+        "_texts",
+        "finish",
+        "first_position",
+        "index",
+        "is_unread",
+        "num_chars",
+        "num_read",
+        "pause",
+        "token_ids",
+    )
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, first_position: int = 0) -> None:
         self.index = index
+        self.first_position = first_position
+        """Output index of the first token: each turn of a session has a record of its own."""
         self.token_ids = array("i")
-        """All that were delivered, kept until the end: the next one's position is their number."""
+        """All that were delivered, kept until the end."""
+        self.pause: Finish | None = None
+        """The turn has ended so."""
         self.num_chars = 0
         self.finish: Finish | None = None
         self.is_unread = False
@@ -51,16 +78,22 @@ class _Choice:
         if prompt is not None:
             self._prompt = prompt
 
+    @property
+    def next_position(self) -> int:
+        """Output index of the token that comes next."""
+        return self.first_position + len(self.token_ids)
+
     def take(self) -> Delta:
         """What the reader has not seen, as one delta; it counts as read from now on."""
         delta = Delta(
             choice=self.index,
-            position=self.num_read,
+            position=self.first_position + self.num_read,
             token_ids=self.token_ids[self.num_read :].tolist(),
             text="".join(self._texts),
             finish=self.finish,
             logprobs=self._logprobs,
             prompt=self._prompt,
+            pause=self.pause,
         )
         self.num_read = len(self.token_ids)
         self._texts = []
@@ -71,8 +104,12 @@ class _Choice:
 class Stream:
     """Implements `RequestStream`. Unread deltas of a choice merge, so it holds at most one for each."""
 
-    def __init__(self, generate: Generate, on_close: Callable[[Stream], None]) -> None:
+    def __init__(
+        self, generate: Generate, on_close: Callable[[Stream], None], session: SessionRecord | None = None
+    ) -> None:
         self.request_id = generate.request_id
+        self.session = session
+        """Of a streaming session, which has one choice."""
         self.generate = generate
         """As it was sent last: `attempt`, `tokenizer` and `scheduler` are those of the current attempt."""
         self.is_lost = False
@@ -99,6 +136,11 @@ class Stream:
     @property
     def tokenizer(self) -> str:
         return self.generate.tokenizer
+
+    @property
+    def is_paused(self) -> bool:
+        """A session that waits for input: nobody works on it."""
+        return self.session is not None and self.session.paused is not None
 
     # Reader
 
@@ -132,24 +174,33 @@ class Stream:
 
     # Frontend
 
-    def push(self, deltas: TextDeltas, row: int) -> None:
+    def push(self, deltas: TextDeltas, row: int) -> Finish | None:
         """Take a row of the current attempt. What it has already is dropped; ProtocolViolation for a gap, or for a row
-        of which it has a part, since text cannot be cut at tokens."""
+        of which it has a part, since text cannot be cut at tokens. Returns how a session's turn ended with it."""
         choice = self._choices[deltas.choices[row]]
         if self.is_ended or choice.finish is not None:
-            return
+            return None
         position, token_ids = deltas.positions[row], deltas.token_ids[row]
         finish = deltas.finishes.get(row)
-        num_tokens = len(choice.token_ids)
+        num_tokens = choice.next_position
         if token_ids and finish is None and position + len(token_ids) <= num_tokens:
-            return
+            return None
         if position != num_tokens:
             raise ProtocolViolation(
                 f"{self.request_id} choice {choice.index}: delta at {position}, the frontend has {num_tokens}"
             )
         if token_ids:
             self.num_suspicions = 0
+        choice.pause = deltas.pauses.get(row) if finish is None else None
         self._add(choice, token_ids, deltas.texts[row], finish, deltas.logprobs.get(row), deltas.prompts.get(row))
+        return choice.pause
+
+    def pause(self, finish: Finish) -> SessionInput | None:
+        """A session's turn has ended with what was pushed last. Returns the input that goes in now."""
+        (ended,) = self._choices
+        self._choices = [_Choice(ended.index, ended.next_position)]
+        assert self.session is not None
+        return self.session.pause(ended.token_ids, finish)
 
     def fail(self, error: RequestError) -> None:
         """End with an error, behind the deltas that are still unread."""
@@ -164,12 +215,22 @@ class Stream:
                 finish = Finish("abort", Usage(0, len(choice.token_ids), 0))
                 self._add(choice, [], "", finish, None, None)
 
+    def finish_paused(self, finish: Finish) -> None:
+        """End a session that waits for input."""
+        self._add(self._choices[0], [], "", finish, None, None)
+
     def resume(self, tokenizer: str) -> Resume:
         """Begin the next attempt, by way of `tokenizer`; what is still to come of the last one is void."""
         self.generate = msgspec.structs.replace(self.generate, attempt=self.attempt + 1, tokenizer=tokenizer)
         self.is_lost = False
         live = [choice for choice in self._choices if choice.finish is None]
-        return Resume(self.generate, [Delivered(c.index, c.token_ids.tolist(), c.num_chars) for c in live])
+        delivered = [Delivered(c.index, c.token_ids.tolist(), c.num_chars) for c in live]
+        session = self.session
+        if session is None:
+            return Resume(self.generate, delivered)
+        (turn,) = delivered
+        whole = Delivered(turn.choice, session.token_ids.tolist() + turn.token_ids, turn.num_chars)
+        return Resume(self.generate, [whole], list(session.pauses), list(session.inputs))
 
     def _add(
         self,

@@ -15,7 +15,7 @@ mailbox takes messages of 64 MiB."""
 class _Row:
     """The unsent part of one choice; its lists are its own and grow in place, so that merging is O(new)."""
 
-    __slots__ = ("finish", "logprobs", "num_entries", "position", "prompt", "state", "texts", "token_ids")
+    __slots__ = ("finish", "logprobs", "num_entries", "pause", "position", "prompt", "state", "texts", "token_ids")
 
     def __init__(self, state: TextState, position: int) -> None:
         self.state = state
@@ -25,6 +25,7 @@ class _Row:
         self.finish: Finish | None = None
         self.logprobs: list[TokenText] | None = None
         self.prompt: PromptDetails | None = None
+        self.pause: Finish | None = None
         self.num_entries = 1
 
 
@@ -43,8 +44,10 @@ class TextDeltaBuffer:
         finish: Finish | None,
         logprobs: list[TokenText] | None,
         prompt: PromptDetails | None,
+        pause: Finish | None = None,
     ) -> None:
-        """Add what the state produced; `position` is the output index of the first id."""
+        """Add what the state produced; `position` is the output index of the first id. Behind a `pause` nothing comes
+        until the frontend, which has read it, has sent input."""
         generate = state.generate
         rows = self._rows.setdefault(generate.frontend, {})
         key = (generate.request_id, state.choice)
@@ -54,6 +57,7 @@ class TextDeltaBuffer:
         row.token_ids += token_ids
         row.texts.append(text)
         row.finish = finish
+        row.pause = row.pause or pause
         row.num_entries += len(token_ids) + _num_entries(logprobs)
         if logprobs is not None:
             if row.logprobs is None:
@@ -97,6 +101,7 @@ class TextDeltaBuffer:
             finishes={i: row.finish for i, row in enumerate(rows) if row.finish is not None},
             logprobs={i: row.logprobs for i, row in enumerate(rows) if row.logprobs is not None},
             prompts={i: row.prompt for i, row in enumerate(rows) if row.prompt is not None},
+            pauses={i: row.pause for i, row in enumerate(rows) if row.pause is not None},
         )
 
 

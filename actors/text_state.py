@@ -13,6 +13,7 @@ from ..mailbox.messages.requests import (
     Usage,
 )
 from ..text import Detokenizer, StopStrings, Tokenizer
+from .session_turn import SessionTurn
 
 
 class TextState:
@@ -33,31 +34,55 @@ class TextState:
         delivered: Delivered,
         prompt_token_ids: list[int],
         prompt_text: str | None = None,
+        first_output_index: int = 0,
+        turn: SessionTurn | None = None,
     ) -> None:
         """Cheap: the ids in `delivered` are looked at by `catch_up`. With a `prompt_text` the first delta of the choice
-        carries the `PromptDetails`."""
+        carries the `PromptDetails`. `turn`: of a streaming session; it begins at `first_output_index`, its prompt is
+        all that stands before, and `delivered` is what the frontend has of it alone."""
         sampling = generate.sampling
         self.generate = generate
         self.choice = delivered.choice
         self.attempt = generate.attempt
         self.prompt_token_ids = prompt_token_ids
-        self.num_tokens = len(delivered.token_ids)
+        self.num_tokens = first_output_index + len(delivered.token_ids)
         """Output tokens seen: the position of the next."""
         self.cached_tokens = 0
-        self._delivered: Delivered | None = delivered if delivered.token_ids else None
+        self.num_context_tokens = len(prompt_token_ids)
+        """Before the output; of a session before that of its present turn."""
+        self.turn = turn
+        self._first_output_index = first_output_index
+        has_more = turn is None or not turn.is_paused  # of a turn that has ended nothing is to come
+        self._delivered: Delivered | None = delivered if delivered.token_ids and has_more else None
         """Until `catch_up` has fed it."""
         self._owed = ""
         """Text that is certain, of ids that the frontend has, and that it does not have; goes out with the next."""
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, sampling.skip_special_tokens, is_continuation=True)
         self._keeps_stop = sampling.include_stop_str_in_output
-        self._stops = StopStrings(sampling.stop, keeps_match=self._keeps_stop) if sampling.stop else None
+        self._begin_text()
         self._min_tokens = sampling.min_tokens
-        self._prompt_text = None if delivered.token_ids else prompt_text
+        self._prompt_text = None if self.num_tokens else prompt_text
         """None: not asked for, or delivered before."""
 
+    def _begin_text(self) -> None:
+        sampling = self.generate.sampling
+        self._detokenizer = Detokenizer(self._tokenizer, sampling.skip_special_tokens, is_continuation=True)
+        self._stops = StopStrings(sampling.stop, keeps_match=self._keeps_stop) if sampling.stop else None
+
+    def begin_turn(self, num_input_tokens: int) -> None:
+        """A session that has paused goes on behind its output so far and the input: that is the prompt of this turn."""
+        self.num_context_tokens += self.num_turn_tokens + num_input_tokens
+        self._first_output_index = self.num_tokens
+        self.cached_tokens = 0
+        self._begin_text()
+
+    @property
+    def num_turn_tokens(self) -> int:
+        """Output tokens seen, of a session those of its present turn."""
+        return self.num_tokens - self._first_output_index
+
     def usage(self) -> Usage:
-        return Usage(len(self.prompt_token_ids), self.num_tokens, self.cached_tokens)
+        return Usage(self.num_context_tokens, self.num_turn_tokens, self.cached_tokens)
 
     def catch_up(self) -> None:
         """Rebuild the state from the ids delivered; takes as long as detokenizing them, so it is called in a thread.
@@ -67,7 +92,7 @@ class TextState:
         if self._delivered is None:
             return
         delivered, self._delivered = self._delivered, None
-        self.num_tokens = 0
+        self.num_tokens = self._first_output_index
         _, text, end = self.push(delivered.token_ids, None)
         if end is not None or len(text) < delivered.num_chars:
             raise EngineFailure(
@@ -114,7 +139,7 @@ class TextState:
     def _search(self, text: str) -> tuple[str, str | None]:
         """What may be shown of the text of token number `num_tokens`, and the stop string that it completes."""
         assert self._stops is not None
-        if self.num_tokens <= self._min_tokens:
+        if self.num_turn_tokens <= self._min_tokens:
             return self._stops.pass_by(text), None
         return self._stops.push(text)
 

@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar, assert_never
 
+import msgspec
+
 from ..errors import EngineFailure, InvalidRequest, Overloaded, ProtocolViolation, RequestError
 from ..mailbox import Inbox
 from ..mailbox.messages.admission import (
+    AddInput,
     Admit,
     SchedulerToTokenizer,
     Stop,
@@ -23,10 +26,12 @@ from ..mailbox.messages.requests import (
     Answer,
     Delivered,
     Detokenize,
+    Explain,
+    Explanation,
+    Extend,
     Finish,
     FrontendToTokenizer,
     Generate,
-    Question,
     Refused,
     Resume,
     Tokenize,
@@ -34,11 +39,13 @@ from ..mailbox.messages.requests import (
 )
 from ..shm_queue import ProgressLine, mark_of
 from ..text import Tokenizer
-from .answers import Answers
+from .answers import Answers, OwnQuestion
+from .deadlines import at_deadline, has_passed
 from .faults import Faults
 from .prompt_encoder import EncodedPrompt, PromptEncoder
 from .refusals import refused
 from .sender import Sender
+from .session_turn import SessionTurn, check_input, present_turn
 from .text_deltas import TextDeltaBuffer
 from .text_state import TextState
 from .text_states import TextStates
@@ -79,6 +86,7 @@ class TokenizerActor:
         self._answers = Answers(tokenizer, self._encoder, frontends)
         self._schedulers = schedulers
         self._frontends = frontends
+        self._max_model_len = max_model_len
         self._max_encodings = max_encodings
         self._eos_token_ids = eos_token_ids
         self._states = TextStates()
@@ -105,8 +113,16 @@ class TokenizerActor:
                 self._abort(message)
             case Refused():
                 self._refused(message)
+            case Extend():
+                self._num_encodings += 1
+                self.faults.start(self._extend(message))
             case Tokenize() | Detokenize():
                 self._answer_soon(message)
+            case Explain():
+                self._answers.add(message)
+                self._tell_schedulers(message)
+            case Explanation():
+                self._answers.pass_on(message)
             case _:
                 assert_never(message)
 
@@ -124,7 +140,9 @@ class TokenizerActor:
         num_waiting = self._num_encodings + self._schedulers[generate.scheduler].num_kept
         is_full = num_waiting >= self._max_encodings and generate.attempt == 1  # what was taken is not refused
         self._encoding[generate.request_id] = resume
-        if is_full:
+        if has_passed(generate.deadline_ns):
+            self._expire(resume)
+        elif is_full:
             limit = f"{num_waiting:,} prompts wait to be encoded or admitted, {_MOST}"
             self._refuse(resume, Overloaded(f"{limit}; try again later"))
         elif not all(generate.sampling.stop):
@@ -136,7 +154,8 @@ class TokenizerActor:
     async def _admit(self, resume: Resume) -> None:
         generate = resume.generate
         try:
-            prepared = await self._in_thread(self._prepare, resume)
+            with at_deadline(generate.deadline_ns, lambda: self._expire(resume), self.faults):
+                prepared = await self._in_thread(self._prepare, resume)
         except RequestError as error:
             self._refuse(resume, error)
             return
@@ -147,7 +166,8 @@ class TokenizerActor:
             return  # ended while it was encoded
         prompt, states = prepared
         del self._encoding[generate.request_id]
-        for delivered, state in zip(resume.delivered, states, strict=True):
+        turn = present_turn(resume)
+        for delivered, state in zip(turn.delivered, states, strict=True):
             self._states.add(state)
             self._schedulers[generate.scheduler].post(
                 Admit(
@@ -162,6 +182,11 @@ class TokenizerActor:
                     cache_salt=generate.cache_salt,
                     output_token_ids=delivered.token_ids,
                     priority=generate.priority,
+                    tenant=generate.tenant,
+                    deadline_ns=generate.deadline_ns,
+                    is_session=not turn.is_last,
+                    first_output_index=turn.first_output_index,
+                    is_paused=turn.is_paused,
                 )
             )
 
@@ -172,12 +197,14 @@ class TokenizerActor:
         generate = resume.generate
         with self._in_hand(generate.request_id):
             prompt = self._encoder.encode(generate)
-            states = [TextState(self._tokenizer, generate, d, prompt.token_ids, prompt.text) for d in resume.delivered]
+            if resume.inputs:
+                prompt = self._encoder.encode_turn(resume, prompt)
+            states = self._states_of(resume, prompt.token_ids, prompt.text)
             for state in states:
                 state.catch_up()
         return prompt, states
 
-    def _answer_soon(self, question: Question) -> None:
+    def _answer_soon(self, question: OwnQuestion) -> None:
         self._answers.add(question)
         if self._num_encodings >= self._max_encodings and question.attempt == 1:
             limit = f"{self._num_encodings:,} prompts wait to be encoded, {_MOST}"
@@ -186,10 +213,57 @@ class TokenizerActor:
             self._num_encodings += 1
             self.faults.start(self._answers.answer(question, partial(self._in_thread, self._find)))
 
-    def _find(self, question: Question) -> Answer | None:
+    def _find(self, question: OwnQuestion) -> Answer | None:
         """In a thread."""
         with self._in_hand(question.request_id):
             return self._answers.find(question)
+
+    # In: a session's next turn
+
+    async def _extend(self, extend: Extend) -> None:
+        """The thread takes prompts and inputs in their order: a session that is resumed is there when its input is."""
+        error: RequestError
+        try:
+            input_ids = await self._in_thread(self._encode_input, extend)
+        except RequestError as refusal:
+            self._refuse_input(extend, refusal)
+            return
+        except Exception as fault:  # it belongs to this request alone
+            error = EngineFailure(f"the input could not be encoded: {type(fault).__name__}: {fault}")
+            self._refuse_input(extend, error)
+            return
+        state = self._paused(extend)
+        if state is None or state.turn is None:
+            return
+        try:
+            check_input(state.num_context_tokens + state.num_turn_tokens, input_ids, self._max_model_len)
+        except InvalidRequest as refusal:
+            self._refuse_input(extend, refusal)
+            return
+        is_last = extend.input.is_last
+        state.begin_turn(len(input_ids))
+        state.turn.go_on(is_last=is_last)
+        message = AddInput(extend.request_id, state.choice, state.attempt, input_ids, is_last)
+        self._schedulers[state.generate.scheduler].post(message)
+
+    def _encode_input(self, extend: Extend) -> list[int]:
+        """In a thread."""
+        with self._in_hand(extend.request_id):
+            return self._encoder.encode_input(extend.input.prompt)
+
+    def _paused(self, extend: Extend) -> TextState | None:
+        """The session that the input is for; None if it has ended, or a later attempt, which has the input too."""
+        state = self._states.get((extend.request_id, 0))
+        is_here = state is not None and state.attempt == extend.attempt
+        return state if is_here else None
+
+    def _refuse_input(self, extend: Extend, error: RequestError) -> None:
+        """Input that cannot be taken ends the session."""
+        state = self._paused(extend)
+        if state is not None:
+            self._states.remove(state)
+            self._frontends[state.generate.frontend].post(refused(extend.request_id, extend.attempt, error))
+            self._tell_schedulers(Abort(extend.request_id, extend.attempt, error.message))
 
     # Threads
 
@@ -222,6 +296,16 @@ class TokenizerActor:
         self._frontends[generate.frontend].post(refused(generate.request_id, generate.attempt, error))
         if generate.attempt > 1:  # the scheduler may know an earlier attempt
             self._tell_schedulers(Abort(generate.request_id, generate.attempt, error.message))
+
+    def _expire(self, resume: Resume) -> None:
+        """The deadline has passed and the prompt is not encoded: from admission on the scheduler sees to deadlines."""
+        if not self._is_wanted(resume):
+            return
+        generate = resume.generate
+        self._end(self._withdraw(generate.request_id, generate.attempt), "timeout")
+        if generate.attempt > 1:  # the scheduler may know an earlier attempt
+            self._tell_schedulers(Abort(generate.request_id, generate.attempt, "its deadline has passed"))
+        self.flush()
 
     def _refused(self, message: Refused) -> None:
         """The scheduler has no room: tell the frontend, forget the request, and end the choices that it has taken."""
@@ -267,23 +351,40 @@ class TokenizerActor:
         resume = self._encoding.get(request_id)
         if resume is not None and resume.generate.attempt <= attempt:
             del self._encoding[request_id]
-            return [TextState(self._tokenizer, resume.generate, delivered, []) for delivered in resume.delivered]
+            return self._states_of(resume, [])
         return self._states.take(request_id, attempt)
 
+    def _states_of(self, resume: Resume, prompt_token_ids: list[int], text: str | None = None) -> Sequence[TextState]:
+        """Of the choices of a request that goes on from `resume`. Cheap."""
+        turn, generate = present_turn(resume), resume.generate
+        return [
+            TextState(
+                self._tokenizer,
+                generate,
+                delivered,
+                prompt_token_ids,
+                text,
+                turn.first_output_index,
+                turn.session if generate.is_session else None,
+            )
+            for delivered in turn.delivered
+        ]
+
     def _end(self, states: Sequence[TextState], reason: str, message: str | None = None) -> None:
-        """The terminal event of choices that end without a token; an abort brings the text that was held back."""
+        """The terminal event of choices that end without a token. If they did not fail it brings the text that was held
+        back."""
         for state in states:
             position, text, finish = state.num_tokens, "", Finish(reason, state.usage(), message=message)
-            if reason == "abort":
+            if reason != "error":
                 try:
                     text = state.flush()
                 except Exception as error:  # it belongs to this request alone
                     finish = Finish("error", finish.usage, message=_text_failure(error))
             self._unsent.add(state, position, [], text, finish, None, None)
 
-    def _tell_schedulers(self, abort: Abort) -> None:
+    def _tell_schedulers(self, message: Abort | Explain) -> None:
         for scheduler in self._schedulers.values():
-            scheduler.post(abort)
+            scheduler.post(message)
 
     # Out: tokens
 
@@ -292,30 +393,49 @@ class TokenizerActor:
         state = self._states.get(key)
         if state is None or state.attempt != deltas.attempts[row]:
             return
+        finish, pause = deltas.finishes.get(row), deltas.pauses.get(row)
+        if state.turn is not None and (state.turn.is_paused or state.turn.awaits_mark):
+            self._take_surplus(state, state.turn, finish, is_mark=pause is not None)
+            return
         position = deltas.positions[row]
         if position > state.num_tokens:
             raise ProtocolViolation(f"{key[0]}: tokens at {position}, the tokenizer has {state.num_tokens}")
         known = state.num_tokens - position
         token_ids = deltas.token_ids[row][known:]
-        finish = deltas.finishes.get(row)
-        if not token_ids and finish is None:
+        mark = pause if finish is None else finish
+        if not token_ids and mark is None:
             return
         state.cached_tokens = deltas.cached_tokens[row]
         position = state.num_tokens
         try:
-            ids, text, end = state.push(token_ids, finish)
+            ids, text, end = state.push(token_ids, mark)
             prompt = state.take_prompt(deltas.prompt_logprobs.get(row))
             entries = deltas.logprobs.get(row)
             logprobs = None if entries is None else state.describe(entries[known : known + len(ids)])
         except Exception as error:  # it belongs to this request alone: the other rows go on
             self._fail(state, position, error)
             return
-        self._unsent.add(state, position, ids, text, end, logprobs, prompt)
+        if end is not None and finish is None and state.turn is not None and not state.turn.is_last:
+            self._unsent.add(state, position, ids, text, None, logprobs, prompt, end)
+            state.turn.pause(is_marked=pause is not None)
+        else:
+            self._unsent.add(state, position, ids, text, end, logprobs, prompt)
         if end is not None:
-            self._states.remove(state)
-            if end is not finish:
+            if state.turn is None or not state.turn.is_paused:
+                self._states.remove(state)
+            if end is not mark:
                 stop = Stop(key[0], key[1], state.attempt, state.num_tokens - 1)
                 self._schedulers[state.generate.scheduler].post(stop)
+
+    def _take_surplus(self, state: TextState, turn: SessionTurn, finish: Finish | None, *, is_mark: bool) -> None:
+        """A row of a session whose turn has ended here: nothing in it counts but its marks. One is there for each turn;
+        the end, by a deadline or an error, may come at any time."""
+        if is_mark:
+            turn.awaits_mark = False
+        if finish is not None:
+            self._states.remove(state)
+            finish = msgspec.structs.replace(finish, usage=state.usage())
+            self._unsent.add(state, state.num_tokens, [], "", finish, None, None)
 
     def _fail(self, state: TextState, position: int, error: Exception) -> None:
         """The text of a choice cannot be made beyond `position`: that request ends, with all its choices."""

@@ -2,11 +2,11 @@
 
     python -m callboard.bench.policies TRACE[:SPEEDUP] ... [--loads 0.7 1.0 1.3] [--limit N] [--output FILE]
 
-Load. First each trace runs with a pool in which nothing waits for a block. The time average of the blocks that it has in
-use between the first and the last arrival is the trace's demand. At load L the pool has demand / L blocks, and at least
-what the longest request needs: at 0.7 it is short in bursts only, at 1.3 the queue grows as long as requests come. Arrivals
-stay the same at every load; SPEEDUP sets how busy the device is beside that. Memory that the pool does not get is left
-unused, so the device's step times stay the same, too.
+Load. First each trace runs with a pool in which nothing waits for a block. The time average of the blocks that it has
+in use between the first and the last arrival is the trace's demand. At load L the pool has demand / L blocks, and at
+least what the longest request needs: at 0.7 it is short in bursts only, at 1.3 the queue grows as long as requests come.
+Arrivals are the same at every load; SPEEDUP sets how busy the device is beside that. Memory that the pool does not get
+is left unused, so the device's step times are the same, too.
 
 Every tenth request is urgent (priority -1) and a tenant of its own; all others are another tenant's. "The tenth" in the
 tables are those.
@@ -54,8 +54,8 @@ class Case(msgspec.Struct, frozen=True):
     speedup: float
     demand_blocks: int
     longest_blocks: int
-    busy: float
-    """Share of the time in which the device computes, with room for everything."""
+    mean_running: float
+    """Rows between the first and the last arrival, with room for everything."""
 
     def num_blocks(self, load: float) -> int:
         return max(self.longest_blocks, round(self.demand_blocks / load))
@@ -87,7 +87,7 @@ class Bench:
             speedup=factor,
             demand_blocks=round(report.kv_mean * _ROOMY_BLOCKS),
             longest_blocks=blocks_for(max(lengths), 16),
-            busy=report.device_busy,
+            mean_running=report.mean_running,
         )
 
     def rows(self, case: Case, loads: Sequence[float], variants: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
@@ -126,8 +126,8 @@ def main() -> None:
     bench = Bench(args.device)
     watermarks = {f"watermark {float(share):.1%}": {"watermark": share} for share in WATERMARKS}
     lines = [
-        f"Llama-3.1-8B on a simulated {args.device}; times in ms; goodput: complete, TTFT <= {OBJECTIVES.ttft_ms:,.0f} ms "
-        f"and TPOT <= {OBJECTIVES.tpot_ms:,.0f} ms. Simulated on {describe_machine()}."
+        f"Llama-3.1-8B on a simulated {args.device}; times in ms; goodput: complete, TTFT <= {OBJECTIVES.ttft_ms:,.0f} ms"
+        f" and TPOT <= {OBJECTIVES.tpot_ms:,.0f} ms. Simulated on {describe_machine()}."
     ]
     for text in args.traces:
         case = bench.case(text, args.limit)
@@ -135,8 +135,8 @@ def main() -> None:
             "",
             f"**{case.name}**, arrivals {case.speedup:g} times as dense: {len(case.trace):,} requests, demand "
             f"{case.demand_blocks:,} blocks, the longest request {case.longest_blocks:,}; pools of "
-            f"{', '.join(f'{case.num_blocks(load):,}' for load in args.loads)} blocks; the device computes for "
-            f"{case.busy:.0%} of the time.",
+            f"{', '.join(f'{case.num_blocks(load):,}' for load in args.loads)} blocks; {case.mean_running:.1f} "
+            f"rows on average with room for everything.",
         ]
         for variants in (POLICIES, watermarks):
             lines += ["", *markdown(bench.rows(case, args.loads, variants))]

@@ -36,7 +36,7 @@ def run(path: Path, device_name: str) -> str:
     span_s = (trace[-1].arrival_ns - trace[0].arrival_ns) / 1e9
     return (
         f"{path.name}: {report.all.num_complete:,} requests, {report.num_steps:,} steps; arrivals over {span_s:,.0f} s,"
-        f" simulated {report.duration_s:,.0f} s in {cpu_s:.2f} s of CPU ({cpu_s / report.num_steps * 1e6:.0f} us a step):"
+        f" simulated {report.duration_s:,.0f} s in {cpu_s:.2f} s of CPU ({1e6 * cpu_s / report.num_steps:.0f} us a step):"
         f" {span_s / cpu_s:.0f} times faster than real time"
     )
 

@@ -131,4 +131,4 @@ def _api_key(topology: Topology) -> str | None:
     path = topology.server.api_keys_file
     if path is None:
         return None
-    return next(line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip())
+    return Path(path).read_text(encoding="utf-8").split()[0]

@@ -81,6 +81,23 @@ def chat(
     raise typer.Exit(chat_loop(url, temperature, max_tokens))
 
 
+@app.command()
+def explain(
+    request_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The id of the request's answer, or the X-Request-Id it was sent with.")
+    ],
+    url: Annotated[str, typer.Option(help="Server to ask.")] = "http://127.0.0.1:8000",
+    api_key_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--api-key-file", help="File whose first word is the server's API key.", show_default=False),
+    ] = None,
+) -> None:
+    """Show where the time of a request went and what it waits for, live or lately ended."""
+    from .explain import explain_request
+
+    raise typer.Exit(explain_request(request_id, url, api_key_file))
+
+
 @topology_app.command("check")
 def topology_check(file: Path, overrides: SetOption = None) -> None:
     """Check a topology file against its model and this machine; exit code 1 if anything is wrong."""
@@ -116,6 +133,32 @@ def doctor(
     from .doctor import examine
 
     raise typer.Exit(examine(engine))
+
+
+@app.command()
+def replay(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files of a journal, in their order.")],
+    policy: Annotated[Optional[str], typer.Option(help="What if: another policy.", show_default=False)] = None,  # noqa: UP045
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", metavar="KEY=VALUE", help="What if: another limit of the scheduler; may be repeated."),
+    ] = None,
+    until: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(metavar="STEP", help="Stop behind this step.", show_default=False),
+    ] = None,
+    show: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="REQUEST", help="Print this request's ledger there.", show_default=False),
+    ] = None,
+) -> None:
+    """Run the scheduler of a journal again; exit code 1 if a plan is not what it was.
+
+    With --policy or --set: also run its requests against other limits, and print both side by side.
+    """
+    from .replay import replay_files
+
+    raise typer.Exit(replay_files(files, policy, list(overrides or ()), until, show))
 
 
 @app.command()

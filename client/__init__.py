@@ -5,7 +5,9 @@ from .batch import BatchProgress, BatchResult
 from .delta_stream import DeltaStream
 from .deltas import Answer, Choice, ClientDelta, ClientUsage, Logprob, ModelEntry, PromptLogprob, Tokens, TopLogprob
 from .engine import Engine
+from .explanations import ChoiceExplanation, LiveRequest, Preemption, RequestExplanation, WaitingSeconds
 from .params import ChatParams, CompletionParams
+from .session import Session
 from .timeouts import NO_LIMITS, Timeouts
 
 __all__ = [
@@ -16,15 +18,21 @@ __all__ = [
     "BatchResult",
     "ChatParams",
     "Choice",
+    "ChoiceExplanation",
     "ClientDelta",
     "ClientUsage",
     "CompletionParams",
     "DeltaStream",
     "Engine",
+    "LiveRequest",
     "Logprob",
     "ModelEntry",
+    "Preemption",
     "PromptLogprob",
+    "RequestExplanation",
+    "Session",
     "Timeouts",
     "Tokens",
     "TopLogprob",
+    "WaitingSeconds",
 ]

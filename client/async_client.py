@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar, Unpack
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import aiohttp
 import msgspec
@@ -19,6 +19,7 @@ from ..actors.frontend_api import Health
 from ..errors import Unreachable
 from .delta_stream import DeltaStream, StreamHead, deltas_of
 from .deltas import Answer, ClientDelta, ModelEntry, Tokens
+from .explanations import LiveRequest, RequestExplanation
 from .json_body import encode_body, read_json
 from .metrics_text import parse_metrics
 from .params import (
@@ -32,14 +33,16 @@ from .params import (
     num_prompts,
 )
 from .retries import Retries
+from .session import Session
 from .timeouts import Timeouts
 from .transport import Exchange, Transport
 from .whole_answers import answer_of
-from .wire import DetokenizedEntry, ModelEntries, StatusEntry, VersionEntry, WireAnswer
+from .wire import DetokenizedEntry, ModelEntries, RequestEntries, StatusEntry, VersionEntry, WireAnswer
 
 T = TypeVar("T")
 
 _answer_decoder = msgspec.json.Decoder(WireAnswer)
+_TAKEN = frozenset({202})
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -96,6 +99,20 @@ class AsyncClient:
         call = Call(params, CompletionParams.__optional_keys__, self._limits)
         return self._stream(_COMPLETIONS, {"prompt": prompt}, call, num_prompts(prompt))
 
+    def session(self, prompt: str | Sequence[int], **params: Unpack[CompletionParams]) -> Session:
+        """A streaming session that begins with `prompt`: `async with client.session(...) as session:`. `max_tokens`,
+        `min_tokens` and `stop` are of each turn."""
+        call = Call(params, CompletionParams.__optional_keys__, self._limits)
+
+        async def send(session_id: str, prompt: str | Sequence[int] | None, is_last: bool) -> None:
+            body = encode_body({"last": is_last} if prompt is None else {"prompt": prompt, "last": is_last})
+            path = f"/v1/requests/{quote(session_id, safe='')}/input"
+            exchange = Exchange("POST", path, call.timeouts, "chunk_s", body, call.headers, _TAKEN)
+            async with self._transport.exchange(exchange) as response:
+                await response.read()
+
+        return Session(self._stream(_COMPLETIONS, {"prompt": prompt, "session": True}, call, 1), send)
+
     async def chat_whole(self, messages: Messages, **params: Unpack[ChatParams]) -> Answer:
         """The answer to `messages` in one piece; cancelling the call aborts the request."""
         call = Call(params, ChatParams.__optional_keys__, self._limits)
@@ -115,6 +132,15 @@ class AsyncClient:
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
         return (await self._ask("/detokenize", DetokenizedEntry, {"tokens": token_ids})).prompt
+
+    async def explain(self, request_id: str) -> RequestExplanation:
+        """Where the time of a request went, and what it waits for. `request_id`: the one in its deltas or its answer,
+        or the one that it was sent with. One that the server does not know is an InvalidRequest of status 404."""
+        return await self._ask(f"/v1/requests/{quote(request_id, safe='')}", RequestExplanation)
+
+    async def requests(self) -> list[LiveRequest]:
+        """The requests that have not ended: of the frontend that answers, and with API keys of the key's tenant."""
+        return (await self._ask("/v1/requests", RequestEntries)).data
 
     async def models(self) -> list[ModelEntry]:
         """The models that the server has."""

@@ -94,7 +94,7 @@ async def deltas_of(
                 delta = _delta(chunk, choice, prompt)
                 if delta is None:
                     continue
-                if delta.finish_reason is not None:
+                if delta.finish_reason is not None and not delta.is_paused:
                     finished.add(delta.choice)
                 if len(finished) < num_choices:
                     yield delta
@@ -144,4 +144,5 @@ def _delta(chunk: WireAnswer, choice: WireChoice, prompt: _Prompt) -> ClientDelt
         request_id=chunk.id,
         choice=choice.index,
         prompt_logprobs=choice.prompt_logprobs or prompt_logprobs,
+        is_paused=chunk.paused,
     )

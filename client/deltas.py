@@ -76,6 +76,8 @@ class ClientDelta(msgspec.Struct, frozen=True):
     choice: int = 0
     prompt_logprobs: PromptLogprobs | None = None
     """Where `prompt_token_ids` are, if asked for."""
+    is_paused: bool = False
+    """It ends a session's turn, and the session goes on with the next input."""
 
 
 class Choice(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ from .delta_stream import DeltaStream
 from .deltas import Answer
 from .engine_process import EngineProcess, private_file
 from .params import Call, ChatParams, CompletionParams, Messages, Prompt
+from .session import Session
 from .timeouts import NO_LIMITS
 from .topology_text import override_texts, topology_text
 
@@ -133,6 +134,10 @@ class Engine:
         """Stream the answer to `messages`: as `AsyncClient.chat`."""
         return self.client.chat(messages, **params)
 
+    def session(self, prompt: str | Sequence[int], **params: Unpack[CompletionParams]) -> Session:
+        """A streaming session that begins with `prompt`: as `AsyncClient.session`."""
+        return self.client.session(prompt, **params)
+
     async def generate_whole(self, prompt: Prompt, **params: Unpack[CompletionParams]) -> Answer:
         """The continuation of `prompt` in one piece."""
         return await self.client.complete_whole(prompt, **params)
@@ -190,7 +195,7 @@ class Engine:
         return min(2 * scheduler.max_num_seqs, scheduler.max_num_seqs + scheduler.max_queued_requests)
 
     def _write_topology(self, folder: Path, key: str) -> str:
-        keys_file = private_file(folder / "api_keys", key + "\n")
+        keys_file = private_file(folder / "api_keys", f"{key} *\n")  # may name any tenant
         server = msgspec.structs.replace(self._given.server, host="127.0.0.1", port=0, api_keys_file=keys_file)
         topology = msgspec.structs.replace(self._given, server=server)
         return private_file(folder / "topology.toml", topology_text(topology))

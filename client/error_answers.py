@@ -26,7 +26,7 @@ _BY_TYPE: dict[str, type[RequestError]] = {
     kind.type: kind for kind in (InvalidRequest, Unauthorized, UnknownModel, Overloaded, Unavailable)
 }
 _NOT_SUPPORTED = " is not supported yet"
-_NO_MODEL = {"unknown_path"}
+_NO_MODEL = {"unknown_path", "request_not_found", "session_not_found"}
 """Codes of a 404 that is not about a model."""
 
 

@@ -81,6 +81,10 @@ class SamplingFields(TypedDict, total=False):
     truncate_prompt_tokens: int | None
     add_special_tokens: bool | None
     priority: int | None
+    tenant: str | None
+    """Whose request it is, for the fair policy; with API keys the key says it."""
+    deadline_ms: float | None
+    """So long after its arrival what has not ended does, with the `finish_reason` "timeout"."""
     cache_salt: str | None
     stream_options: StreamOptions | None
     user: str | None

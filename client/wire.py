@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from .deltas import ClientUsage, Logprob, ModelEntry, PromptLogprob, PromptLogprobs, TopLogprob
+from .explanations import LiveRequest
 
 
 class WireAlternative(msgspec.Struct, frozen=True):
@@ -111,12 +112,19 @@ class WireAnswer(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
     error: ErrorDetails | None = None
+    paused: bool = False
 
 
 class ModelEntries(msgspec.Struct, frozen=True):
     """The answer of GET /v1/models."""
 
     data: list[ModelEntry]
+
+
+class RequestEntries(msgspec.Struct, frozen=True):
+    """The answer of GET /v1/requests."""
+
+    data: list[LiveRequest]
 
 
 class StatusEntry(msgspec.Struct, frozen=True):

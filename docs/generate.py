@@ -34,7 +34,7 @@ def field_notes(struct: type[msgspec.Struct]) -> dict[str, str]:
 
 def parts_of(note: str) -> tuple[str, str, str]:
     """`Size of the pool [blocks]. static` -> ("Size of the pool", "blocks", "static"). Raises ValueError."""
-    found = re.fullmatch(r"(.+?)(?: \[([a-z]+)\])?\. (static|live)", note)
+    found = re.fullmatch(r"(.+?)(?: \[([a-z/]+)\])?\. (static|live)", note)
     if found is None:
         raise ValueError(f"no meaning and no static or live in {note!r}")
     return found[1], found[2] or "", found[3]

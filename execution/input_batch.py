@@ -63,6 +63,8 @@ class InputBatch:
         self.block_table: Int32s = np.zeros((max_num_seqs, self.max_blocks), np.int32)
         self.num_blocks: Int32s = np.zeros(max_num_seqs, np.int32)
         self.num_prompt_tokens: Int32s = np.zeros(max_num_seqs, np.int32)
+        self.index_origins: Int32s = np.zeros(max_num_seqs, np.int32)
+        """The position whose token would be output number 0: behind the prompt, unless earlier turns stand in it."""
         self.run: Int64s = np.zeros(max_num_seqs, np.int64)
         self.is_used = np.zeros(max_num_seqs, np.bool_)
         self.sampling = SamplingArrays(max_num_seqs)
@@ -111,6 +113,7 @@ class InputBatch:
         self.block_table[row, : block_ids.size] = block_ids
         self.num_blocks[row] = block_ids.size
         self.num_prompt_tokens[row] = new.num_prompt_tokens
+        self.index_origins[row] = new.num_prompt_tokens - new.first_output_index
         self.run[row] = new.run
         self.is_used[row] = True
         self.sampling.place(new)

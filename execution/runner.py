@@ -122,7 +122,7 @@ class ModelRunner:
             top_p=self._to_device(arrays.top_p[rows]),
             min_p=self._to_device(arrays.min_p[rows]),
             seeds=self._to_device(arrays.seed[rows].view(np.int64)),
-            indexes=self._to_device((inputs.sample_positions - self.batch.num_prompt_tokens[rows]).astype(np.int64)),
+            indexes=self._to_device((inputs.sample_positions - self.batch.index_origins[rows]).astype(np.int64)),
             choices=self._to_device(arrays.choice[rows]),
         )
 

@@ -7,10 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
 from hashlib import sha256
-
-import numpy as np
 
 ROOT_KEY = bytes(32)
 
@@ -28,7 +26,7 @@ def extra_keys(cache_salt: str, adapter: str = "") -> bytes:
 
 def block_key(parent: bytes, extra: bytes, token_bytes: bytes) -> bytes:
     """32-byte key of a block from its parent's key, extra keys and tokens (int32 bytes)."""
-    return sha256(parent + len(extra).to_bytes(4, "little") + extra + token_bytes).digest()
+    return sha256(parent + _framed(extra) + token_bytes).digest()
 
 
 class BlockKeys:
@@ -36,21 +34,30 @@ class BlockKeys:
 
     def __init__(self, block_size: int, extra: bytes) -> None:
         self._block_size = block_size
-        self._extra = extra
+        self._extra = _framed(extra)
         self._keys: list[bytes] = []
 
-    def upto(self, num_blocks: int, token_ids: Sequence[int]) -> list[bytes]:
-        """Keys of at least the first `num_blocks` blocks of `token_ids`, whose tokens must all be known by now.
+    def upto(self, num_blocks: int, token_ids: array[int]) -> list[bytes]:
+        """Keys of at least the first `num_blocks` blocks of `token_ids` (int32), whose tokens must all be known by now.
 
         The list is the object's own: read only. Earlier tokens never change.
         """
-        done = len(self._keys)
+        keys = self._keys
+        done = len(keys)
         if done < num_blocks:
-            size = self._block_size
-            tokens = np.array(token_ids[done * size : num_blocks * size], dtype="<i4").tobytes()
+            size, extra = self._block_size, self._extra
+            tokens = token_ids[done * size : num_blocks * size].tobytes()
             assert len(tokens) == 4 * size * (num_blocks - done), "a block is not full"
-            parent = self._keys[-1] if self._keys else ROOT_KEY
+            parent = keys[-1] if keys else ROOT_KEY
             for at in range(0, len(tokens), 4 * size):
-                parent = block_key(parent, self._extra, tokens[at : at + 4 * size])
-                self._keys.append(parent)
-        return self._keys
+                parent = sha256(parent + extra + tokens[at : at + 4 * size]).digest()
+                keys.append(parent)
+        return keys
+
+    def forget_from(self, num_tokens: int) -> None:
+        """Tokens from this position on may become others."""
+        del self._keys[num_tokens // self._block_size :]
+
+
+def _framed(extra: bytes) -> bytes:
+    return len(extra).to_bytes(4, "little") + extra

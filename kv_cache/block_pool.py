@@ -99,6 +99,10 @@ class BlockPool:
         """Nobody uses the block."""
         return self._ref_cnt[block] == 0
 
+    def num_users(self, block: int) -> int:
+        """Requests and transfers that hold the block."""
+        return self._ref_cnt[block]
+
     def forget_keys(self) -> None:
         """Empty the prefix cache: no block can be hit any more. Owners are not touched."""
         self._keys = [None] * self.num_blocks
@@ -107,8 +111,8 @@ class BlockPool:
     def check_integrity(self, owners: Iterable[Sequence[int]]) -> list[int]:
         """Compare the pool with the block tables of all `owners`; O(num_blocks).
 
-        Returns the leaked blocks, those with more references than owners, after giving the surplus back. Asserts what
-        cannot be repaired: a block with more owners than references, a broken free list, a key that leads elsewhere.
+        Returns the leaked blocks, each as often as it has more references than owners, after giving those back. Asserts
+        what cannot be repaired: a block with more owners than references, a broken free list, a key that leads astray.
         """
         references = array("i", bytes(4 * self.num_blocks))
         for blocks in owners:
@@ -119,7 +123,7 @@ class BlockPool:
             surplus = self._ref_cnt[block] - references[block]
             assert surplus >= 0, f"block {block} has {references[block]} owners but {self._ref_cnt[block]} references"
             if surplus:
-                leaked.append(block)
+                leaked += [block] * surplus
                 self._ref_cnt[block] = references[block]
                 if references[block] == 0:
                     self._append_free(block)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from .block_hash import BlockKeys
 from .block_pool import BlockPool
 
 
-def find_prefix(pool: BlockPool, keys: BlockKeys, token_ids: Sequence[int]) -> list[int]:
+def find_prefix(pool: BlockPool, keys: BlockKeys, token_ids: array[int]) -> list[int]:
     """The longest run of cached blocks that begin `token_ids`, first block first; nothing is shared yet.
 
     At most `len(token_ids) - 1` tokens are found, in whole blocks, since one token must be computed: an exact repeat
@@ -29,17 +30,16 @@ def find_prefix(pool: BlockPool, keys: BlockKeys, token_ids: Sequence[int]) -> l
 def register_full_blocks(
     pool: BlockPool,
     keys: BlockKeys,
-    token_ids: Sequence[int],
+    token_ids: array[int],
     blocks: Sequence[int],
     num_registered: int,
     num_full: int,
-) -> int:
-    """Make blocks `num_registered .. num_full - 1` of a request findable; returns how many are registered now.
+) -> None:
+    """Make blocks `num_registered .. num_full - 1` of a request findable.
 
     `num_full` blocks have all tokens known and all their positions in a plan that has been made.
     """
-    if pool.prefix_caching and num_full > num_registered:
+    if pool.prefix_caching:
         known = keys.upto(num_full, token_ids)
         for index in range(num_registered, num_full):
             pool.register(blocks[index], known[index])
-    return max(num_registered, num_full)

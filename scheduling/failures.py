@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from ..errors import ProtocolViolation
 from ..mailbox.messages.requests import Finish
 from ..mailbox.messages.steps import StepOutcome, StepResult
+from .ledger import PreemptionCause
+from .loading import lose_loaded
 from .request import Request, RequestState
 from .state import SchedulerState
 
@@ -22,7 +24,7 @@ def fail_step(state: SchedulerState, result: StepResult) -> None:
     """
     requests = state.steps.fail(result.step)
     state.counters.num_failed_steps += 1
-    roll_back(state)
+    roll_back(state, "step_failed")
     state.is_fresh_due = True
     suspects = _live(state, requests)
     if len(requests) > 1:
@@ -52,7 +54,7 @@ def lose_worker(state: SchedulerState) -> None:
     """
     requests = _live(state, state.steps.requests_in_flight())
     state.steps.forget()
-    roll_back(state)
+    roll_back(state, "worker")
     state.is_fresh_due = False
     for request in requests:
         request.num_deaths += 1
@@ -67,10 +69,11 @@ def lose_worker(state: SchedulerState) -> None:
         state.trial.isolate([request.key for request in suspects])
 
 
-def roll_back(state: SchedulerState) -> None:
+def roll_back(state: SchedulerState, cause: PreemptionCause) -> None:
     """What ran goes back to the head of waiting in its order; no block can be hit, and the worker has no rows."""
     for request in reversed(list(state.running.values())):
-        state.preempt(request)
+        state.preempt(request, cause)
+    lose_loaded(state)
     state.pool.forget_keys()
     state.rows.forget_removed()
 

@@ -1,41 +1,30 @@
-"""First come, first served; what came last to run is preempted first."""
+"""First come, first served: one line, the preempted at its head."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from .policy_views import Order, OrderView, WaitingLines
+from .request import Rank, Request, RequestState
 
-from .lifo import last_admitted
-from .request import Request, RequestKey
+LINE = ""
+"""The only line of an order that has one."""
 
 
-class FirstComeFirstServed:
-    """A queue with the preempted at its head. All O(1)."""
+def rank(request: Request) -> Rank:
+    """Preempted ones before new ones, each in the order of their coming.
 
-    def __init__(self) -> None:
-        self._waiting: OrderedDict[RequestKey, Request] = OrderedDict()
+    Who was preempted had begun: its blocks may still be found, and its client has waited longest.
+    """
+    return (0 if request.state is RequestState.PREEMPTED else 1, 0, request.rank[2])
 
-    def add(self, request: Request) -> None:
-        """To the queue's end."""
-        self._waiting[request.key] = request
 
-    def put_back(self, request: Request) -> None:
-        """To its head: who is preempted last comes back first."""
-        self._waiting[request.key] = request
-        self._waiting.move_to_end(request.key, last=False)
+def one_line(_request: Request) -> str:
+    """Everybody stands in the same line."""
+    return LINE
 
-    def remove(self, request: Request) -> None:
-        """From wherever it stands."""
-        del self._waiting[request.key]
 
-    def first(self) -> Request | None:
-        """The head of the queue."""
-        return next(iter(self._waiting.values()), None)
+def first_in_line(waiting: WaitingLines, _view: OrderView) -> Request | None:
+    """The head of the only line."""
+    return waiting.first(LINE)
 
-    def order(self, running: dict[int, Request]) -> Iterable[Request]:
-        """As they were admitted."""
-        return running.values()
 
-    def victim(self, running: dict[int, Request]) -> Request:
-        """The one admitted last."""
-        return last_admitted(running)
+ORDER = Order(line_of=one_line, rank=rank, choose=first_in_line)

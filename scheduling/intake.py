@@ -5,8 +5,10 @@ from __future__ import annotations
 from ..mailbox.messages.admission import Admit, Stop
 from ..mailbox.messages.requests import Abort, Finish, Refused
 from .request import Request, RequestState
+from .sessions import cut_turn, end_of_turn
 from .state import SchedulerState
 from .stop import Ending, ending_of
+from .waiting_for_grammar import await_grammar
 
 
 def take_in(state: SchedulerState, admit: Admit) -> None:
@@ -17,9 +19,13 @@ def take_in(state: SchedulerState, admit: Admit) -> None:
     """
     known = state.find(admit.request_id, admit.choice)
     if known is not None:
-        if admit.attempt > known.attempt:
+        if admit.attempt <= known.attempt:
+            return
+        if not known.is_session:
             _take_over(state, known, admit)
-        return
+            return
+        # What its client has may lie turns back: it begins anew, and finds in the cache what it had computed.
+        state.end(known, RequestState.ABORTED)
     request = Request(admit, state.limits)
     state.outbox.drop(request.key)  # what is left of an attempt that has ended here, but not at the client
     if admit.attempt == 1 and (refused := _refusal(state, request)) is not None:
@@ -27,22 +33,44 @@ def take_in(state: SchedulerState, admit: Admit) -> None:
         return
     state.counters.num_resumed += admit.attempt > 1
     _, sentence = state.verdicts.get(request.key, (0, None)) if admit.attempt > 1 else (0, None)
-    ending = _ended_before(request) if sentence is None else Ending(RequestState.ERROR)
-    if ending is None:
-        state.enqueue(request)
+    ending = None if admit.is_paused else _ended_before(request)
+    if sentence is not None:
+        ending = Ending(RequestState.ERROR)
+    elif ending is None or (request.is_open and ending.state is not RequestState.IGNORED):
+        _begin(state, request, ending, is_paused=admit.is_paused)
         return
+    state.ledgers.come(request)
+    state.ledgers.end(request, ending.state)
     request.state = ending.state
     state.counters.num_finished += 1
     finish = Finish(ending.state.finish_reason, request.usage(), ending.stop_reason, message=sentence)
     state.outbox.finish(request, finish)
 
 
+def _begin(state: SchedulerState, request: Request, ending: Ending | None, *, is_paused: bool) -> None:
+    """It is live: it waits for its turn, or, a resumed session, for input; `ending`: its turn has ended already."""
+    state.take_in(request)
+    if ending is not None:
+        end_of_turn(state, request, ending)
+        return
+    if is_paused:
+        state.pause(request)
+        return
+    state.enqueue(request)
+    if request.grammar_key:
+        await_grammar(state, request)
+
+
 def stop(state: SchedulerState, event: Stop) -> None:
     """The tokenizer found a stop string: whatever comes after it is not wanted. The client is told by the tokenizer."""
     request = state.find(event.request_id, event.choice)
-    if request is not None and request.attempt <= event.attempt:
-        state.end(request, RequestState.STOPPED)
-        state.outbox.drop(request.key)
+    if request is None or request.attempt > event.attempt:
+        return
+    if request.is_open:
+        cut_turn(state, request, event.position)
+        return
+    state.end(request, RequestState.STOPPED)
+    state.outbox.drop(request.key)
 
 
 def abort(state: SchedulerState, event: Abort) -> None:
@@ -64,7 +92,7 @@ def _take_over(state: SchedulerState, known: Request, admit: Admit) -> None:
     state.counters.num_resumed += 1
     if known.has_lost_prompt_logprobs and not admit.output_token_ids:
         if known.run is not None:
-            state.preempt(known)
+            state.preempt(known, "resume")
         known.forget_output(state.limits.block_size)
     state.outbox.resend(known, len(admit.output_token_ids))
 

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import chain
+
+from .leak_ledger import Leak
 from .request import RequestState
 from .state import SchedulerState
 
 
-def check_integrity(state: SchedulerState) -> list[int]:
-    """Assert them all; O(blocks + requests). Returns the blocks that had leaked: they are given back and counted."""
+def check_integrity(state: SchedulerState) -> list[Leak]:
+    """Assert them all; O(blocks + requests). Returns the blocks and rows that had leaked: they are given back and
+    counted."""
     _check_running(state)
     _check_waiting(state)
     _check_orphans(state)
     _check_trial(state)
-    state.rows.check_integrity([request.row for request in state.running.values() if request.row is not None])
-    leaked = state.pool.check_integrity(request.block_ids for request in state.requests())
-    state.counters.num_leaks += len(leaked)
-    return leaked
+    lost_rows = state.rows.check_integrity([r.row for r in state.running.values() if r.row is not None])
+    state.tenants.check_integrity(Counter(request.tenant for request in state.requests()))
+    loading = state.transfers.blocks()
+    lost_blocks = state.pool.check_integrity(chain((r.block_ids for r in state.requests()), loading.values()))
+    state.ledgers.check_integrity(request.key for request in state.requests())
+    leaks = state.leaks.name(lost_blocks, lost_rows, state.requests(), loading) if lost_blocks or lost_rows else []
+    state.counters.num_leaks += len(leaks)
+    return leaks
 
 
 def _check_running(state: SchedulerState) -> None:
     for run, request in state.running.items():
         assert state.find(*request.key) is request, f"{request.key} runs but is not known"
         assert request.run == run and request.state is RequestState.RUNNING, f"{request.key} is not running"
+        row = request.row
+        assert row is not None and state.rows.requests[row] is request and state.rows.run[row] == run
+        assert state.rows.num_blocks[row] == len(request.block_ids), f"{request.key} has other blocks than counted"
         num_places = len(request.block_ids) * state.limits.block_size
         assert request.num_computed_tokens <= num_places, f"{request.key} computes tokens without a block"
         assert request.num_uncomputed_tokens >= 0, f"{request.key} has computed tokens that nobody knows"
@@ -30,12 +42,17 @@ def _check_running(state: SchedulerState) -> None:
 def _check_waiting(state: SchedulerState) -> None:
     for key, request in state.waiting.items():
         assert state.find(*key) is request and request.run is None, f"{key} waits and runs"
-        assert not request.block_ids and not request.num_in_flight, f"{key} waits but holds blocks"
+        num_places = len(request.block_ids) * state.limits.block_size
+        assert num_places == request.num_loaded_tokens, f"{key} waits but holds blocks that were not loaded for it"
+        is_loading = request.state is RequestState.WAITING_FOR_REMOTE_KV
+        assert is_loading == (request.transfer is not None), f"{key} waits for a transfer that there is not"
+        is_held_back = is_loading or request.state is RequestState.WAITING_FOR_GRAMMAR
+        assert is_held_back == (key not in state.lines), f"{key} is {request.state}, but in line or not"
         gathered = request.prompt_logprobs
         assert gathered is None or not gathered.num_known, f"{key} waits but keeps log-probabilities of its prompt"
-    first = state.policy.first()
-    assert (first is None) == (not state.waiting), "the policy and the waiting differ"
-    assert first is None or state.waiting.get(first.key) is first, f"{first.key} is next but does not wait"
+    assert all(state.waiting.get(request.key) is request for request in state.lines), "one in line does not wait"
+    for key, request in state.paused.items():
+        assert state.find(*key) is request and request.run is None and not request.block_ids, f"{key} is not paused"
     assert state.num_waiting_tokens == sum(request.num_prompt_tokens for request in state.waiting.values())
 
 

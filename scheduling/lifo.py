@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from .policy_views import VictimView
 from .request import Request
 
 
-def last_admitted(running: dict[int, Request]) -> Request:
-    """The running request to preempt: the one admitted last, which may be the one that asks.
-
-    Running requests are planned in the order of their admission, so a victim never stands in the plan being made.
-    """
-    return running[next(reversed(running))]
+def choose_victim(running: Sequence[Request], _view: VictimView) -> Request:
+    """The last in plan order: the one admitted last, or the least urgent under an order that sorts the running."""
+    return running[-1]

@@ -1,46 +1,79 @@
-"""A step plan in the making: rows are added one by one, the arrays are built once."""
+"""A step plan in the making: the rows that run come as arrays, the new ones one by one behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ..mailbox.messages.steps import NewRow, StepPlan
 from .limits import SchedulerLimits
 from .request import Request
+from .row_arrays import Bools, Int32s, RowArrays, RowIndexes
+from .step_log import PlannedStep
+
+T = TypeVar("T", bound=np.generic)
+
+
+class Share(NamedTuple):
+    """What n rows compute in a step; each holds blocks for it."""
+
+    requests: Sequence[Request]
+    """[n]"""
+    rows: RowIndexes
+    """[n]"""
+    num_tokens: Int32s
+    """[n], each >= 1: the next positions"""
+    samples: Bools
+    """[n]: it yields a token or more"""
+    num_drafts: Int32s | None = None
+    """[n]: of its tokens so many, the last ones, are drafts; None: there are none"""
+    draft_ids: Sequence[int] = ()
+    """[sum(num_drafts)]"""
 
 
 class PlanBuilder:
     """Keeps the token budget of one step and the rows that share it."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, rows: RowArrays) -> None:
         self.budget = limits.max_num_batched_tokens
         """Tokens left."""
-        self.requests: list[Request] = []
-        """Of the rows to compute, in their order."""
+        self._arrays = rows
         self._plan_tokens_left = limits.plan_tokens
+        self._shares: list[Share] = []
+        self._starts: list[Int32s] = []
         self._new_rows: list[NewRow] = []
-        self._rows: list[int] = []
-        self._runs: list[int] = []
-        self._starts: list[int] = []
-        self._num_tokens: list[int] = []
-        self._samples: list[bool] = []
-        self._block_rows: list[int] = []
-        self._block_ids: list[int] = []
+        self._block_rows = self._block_ids = b""
 
     @property
     def is_empty(self) -> bool:
         """Nothing would be computed."""
-        return not self._rows
+        return not self._shares
+
+    def schedule(self, share: Share) -> None:
+        """Rows compute their next positions, and are moved on."""
+        arrays, rows = self._arrays, share.rows
+        self.budget -= int(np.add.reduce(share.num_tokens))
+        assert self.budget >= 0, "a plan has more tokens than its budget"
+        self._shares.append(share)
+        self._starts.append(arrays.num_computed[rows])
+        arrays.num_computed[rows] += share.num_tokens
+        arrays.num_in_flight[rows] += share.samples
+
+    def append_blocks(self, rows: RowIndexes, num_blocks: Int32s, block_ids: Sequence[int]) -> None:
+        """Each of `rows`, which the worker has, gets the next `num_blocks[i]` of the blocks."""
+        self._block_rows = np.repeat(rows, num_blocks).astype("<i4").tobytes()
+        self._block_ids = np.array(block_ids, dtype="<i4").tobytes()
 
     def can_place(self, request: Request) -> bool:
         """One more new row fits into the plan, with its known tokens and the entries of its sampling parameters; a
         first one always does."""
         return not self._new_rows or request.num_plan_tokens <= self._plan_tokens_left
 
-    def place(self, request: Request) -> None:
-        """The request, with all its blocks, is new in its row."""
+    def place(self, request: Request, num_tokens: int) -> None:
+        """A request that has just taken its row, with all its blocks, computes its next `num_tokens` positions."""
         assert request.row is not None and request.run is not None
         self._plan_tokens_left -= request.num_plan_tokens
         self._new_rows.append(
@@ -51,51 +84,60 @@ class PlanBuilder:
                 choice=request.key[1],
                 attempt=request.attempt,
                 num_prompt_tokens=request.num_prompt_tokens,
-                token_ids=_int32(request.token_ids),
-                block_ids=_int32(request.block_ids),
+                token_ids=request.token_ids.tobytes(),
+                block_ids=np.array(request.block_ids, dtype="<i4").tobytes(),
                 sampling=request.row_sampling,
+                first_output_index=request.first_output_index,
             )
         )
-
-    def append_blocks(self, request: Request, block_ids: Sequence[int]) -> None:
-        """A row that the worker has gets more blocks."""
-        assert request.row is not None
-        self._block_rows.extend([request.row] * len(block_ids))
-        self._block_ids.extend(block_ids)
-
-    def schedule(self, request: Request, num_tokens: int) -> None:
-        """The next `num_tokens` positions of a running request, which holds blocks for them. Moves the request on."""
-        assert request.row is not None and request.run is not None
-        assert 1 <= num_tokens <= min(self.budget, request.num_uncomputed_tokens)
         samples = num_tokens == request.num_uncomputed_tokens
-        self.requests.append(request)
-        self._rows.append(request.row)
-        self._runs.append(request.run)
-        self._starts.append(request.num_computed_tokens)
-        self._num_tokens.append(num_tokens)
-        self._samples.append(samples)
-        self.budget -= num_tokens
-        request.num_computed_tokens += num_tokens
-        request.num_in_flight += samples
+        row, count = np.array([request.row], np.intp), np.array([num_tokens], np.int32)
+        self.schedule(Share([request], row, count, np.array([samples])))
 
-    def build(self, epoch: int, step: int, now_ns: int, removed_rows: Sequence[int], is_fresh: bool) -> StepPlan:
-        """The finished plan; `removed_rows` were freed since the last one; `is_fresh`: a step failed since."""
-        return StepPlan(
+    def build(
+        self, epoch: int, step: int, now_ns: int, removed_rows: Sequence[int], is_fresh: bool
+    ) -> tuple[StepPlan, PlannedStep]:
+        """The finished plan, and what is kept of it until its result comes; `removed_rows` were freed since the last
+        plan; `is_fresh`: a step failed since."""
+        shares = self._shares
+        rows = _joined([share.rows for share in shares])
+        samples = _joined([share.samples for share in shares])
+        runs = self._arrays.run[rows]
+        run_bytes = runs.tobytes()
+        num_drafts: Int32s | None = None
+        draft_ids: list[int] = []
+        if any(share.num_drafts is not None for share in shares):
+            zeros = [
+                np.zeros(len(share.rows), np.int32) if share.num_drafts is None else share.num_drafts
+                for share in shares
+            ]
+            num_drafts = _joined(zeros)
+            draft_ids = [token_id for share in shares for token_id in share.draft_ids]
+        requests = shares[0].requests if len(shares) == 1 else [r for share in shares for r in share.requests]
+        plan = StepPlan(
             epoch=epoch,
             step=step,
             now_ns=now_ns,
             new_rows=self._new_rows,
-            removed_rows=_int32(removed_rows),
-            rows=_int32(self._rows),
-            runs=np.array(self._runs, dtype="<i8").tobytes(),
-            starts=_int32(self._starts),
-            num_tokens=_int32(self._num_tokens),
-            samples=np.array(self._samples, dtype=np.bool_).tobytes(),
-            block_rows=_int32(self._block_rows),
-            block_ids=_int32(self._block_ids),
+            removed_rows=np.array(removed_rows, dtype="<i4").tobytes(),
+            rows=rows.astype("<i4").tobytes(),
+            runs=run_bytes,
+            starts=_joined(self._starts).tobytes(),
+            num_tokens=_joined([share.num_tokens for share in shares]).tobytes(),
+            samples=samples.tobytes(),
+            block_rows=self._block_rows,
+            block_ids=self._block_ids,
             is_fresh=is_fresh,
+            num_drafts=b"" if num_drafts is None else num_drafts.tobytes(),
+            draft_ids=np.array(draft_ids, dtype="<i4").tobytes(),
         )
+        if np.count_nonzero(samples) == len(samples):
+            planned = PlannedStep(step, run_bytes, requests, rows, run_bytes, num_drafts)
+        else:
+            drafts = None if num_drafts is None else num_drafts[samples]
+            planned = PlannedStep(step, run_bytes, requests, rows[samples], runs[samples].tobytes(), drafts)
+        return plan, planned
 
 
-def _int32(values: Sequence[int]) -> bytes:
-    return np.array(values, dtype="<i4").tobytes()
+def _joined(arrays: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -1,56 +1,39 @@
-"""Who comes first: the seam between the scheduler's loop and its policies, and the choice of one.
-
-A policy is two decisions. *Waiting*: which request is admitted next. *Running*: in which order rows get their tokens,
-and who has to give its blocks up when they run out. They belong together, for a victim must never stand in the plan
-that is being made: its K/V would be found by its blocks' keys although nobody computes them. So rows are planned in an
-order whose last one is the victim.
-"""
+"""The policies of a scheduler, by name. What each of the three kinds decides, and may look at: `policy_views`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol, assert_never
+from typing import NamedTuple
 
-from .fcfs import FirstComeFirstServed
-from .limits import PolicyName
-from .priority import MostUrgentFirst
-from .request import Request
+from . import cache_aware, chunk, cost, estimate, fair, fcfs, lifo, priority, retract, whole_prompt
+from .limits import AdmissionName, PolicyName, PreemptionName, SchedulerLimits
+from .policy_views import BlocksWanted, ChooseVictim, Order
 
-
-class Policy(Protocol):
-    """It knows who waits; who runs is told to it. Each request is added once, and removed before it is added again."""
-
-    def add(self, request: Request) -> None:
-        """A new request waits."""
-        ...
-
-    def put_back(self, request: Request) -> None:
-        """A running request waits again, to be computed anew."""
-        ...
-
-    def remove(self, request: Request) -> None:
-        """It waits no longer."""
-        ...
-
-    def first(self) -> Request | None:
-        """The waiting request to admit next."""
-        ...
-
-    def order(self, running: dict[int, Request]) -> Iterable[Request]:
-        """The running requests, by run in the order of their admission, in the order in which they are planned."""
-        ...
-
-    def victim(self, running: dict[int, Request]) -> Request:
-        """The last of `order`; there is one."""
-        ...
+ORDERS: dict[PolicyName, Order] = {
+    "fcfs": fcfs.ORDER,
+    "priority": priority.ORDER,
+    "fair": fair.ORDER,
+    "cache_aware": cache_aware.ORDER,
+}
+VICTIMS: dict[PreemptionName, ChooseVictim] = {
+    "lifo": lifo.choose_victim,
+    "retract": retract.choose_victim,
+    "cost": cost.choose_victim,
+}
+ADMISSIONS: dict[AdmissionName, BlocksWanted] = {
+    "chunk": chunk.blocks_wanted,
+    "whole_prompt": whole_prompt.blocks_wanted,
+    "estimate": estimate.blocks_wanted,
+}
 
 
-def make_policy(name: PolicyName) -> Policy:
-    """The policy that the topology names."""
-    match name:
-        case "fcfs":
-            return FirstComeFirstServed()
-        case "priority":
-            return MostUrgentFirst()
-        case _:
-            assert_never(name)
+class Policies(NamedTuple):
+    """One of each kind."""
+
+    order: Order
+    choose_victim: ChooseVictim
+    blocks_wanted: BlocksWanted
+
+
+def make_policies(limits: SchedulerLimits) -> Policies:
+    """Those that the limits name."""
+    return Policies(ORDERS[limits.policy], VICTIMS[limits.preemption], ADMISSIONS[limits.admission])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from .request import Rank, Request
+from .row_arrays import Int64s
 
 
 class WaitingLines(Protocol):
@@ -41,7 +42,7 @@ class OrderView(NamedTuple):
 
 
 class Order(NamedTuple):
-    """Who is admitted next. FCFS: one line, rank = (1, order of coming), preempted ones before: (0, order of coming)."""
+    """Who is admitted next. FCFS: one line; rank (1, 0, order of coming), preempted ones before: (0, 0, the same)."""
 
     line_of: Callable[[Request], str]
     rank: Callable[[Request], Rank]
@@ -57,6 +58,8 @@ class VictimView(NamedTuple):
 
     num_won_blocks: Callable[[Request], int]
     """Blocks that nobody else uses: what its going would free."""
+    block_size: int
+    """Tokens a block."""
 
 
 ChooseVictim = Callable[[Sequence[Request], VictimView], Request]
@@ -70,16 +73,27 @@ class Estimate(NamedTuple):
     share_ppm: int
 
 
+class RunningCounts(NamedTuple):
+    """Of n requests that run."""
+
+    num_tokens: Int64s
+    """[n]: known"""
+    num_blocks: Int64s
+    """[n]: held"""
+    max_total: Int64s
+    """[n]: tokens with which each ends"""
+
+
 class AdmissionView(NamedTuple):
     """What the room that an admission needs may depend on. Blocks, of `block_size` tokens."""
 
     block_size: int
     num_blocks: int
-    running: Sequence[Request]
+    running: RunningCounts
     estimate: Estimate
 
 
 BlocksWanted = Callable[[Request, int, int, AdmissionView], int]
-"""(request, num_cached_tokens, num_first_tokens, view) -> blocks that must be free in the pool for it, beside the cached
-ones, to be admitted: at least those for its first `num_first_tokens` behind the cached ones, at most what makes it
-certain to be admitted when the pool is empty."""
+"""(request, num_cached_tokens, num_first_tokens, view) -> blocks that must be free in the pool for it, beside the
+cached ones: at least those for its first `num_first_tokens` behind the cached ones, at most what makes it certain to be
+admitted when the pool is empty."""

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from .estimate import after_retract
+from .policy_views import VictimView
 from .request import Request
 from .state import SchedulerState
 
 
-def make_room(state: SchedulerState, request: Request, num_blocks: int) -> bool:
-    """Preempt until `num_blocks` are free for the running `request`; False if it had to go itself.
-
-    The first in the policy's order never has to go: alone it always fits, for `max_total_tokens` respects the pool.
-    """
-    while num_blocks > state.pool.num_free:
-        victim = state.policy.victim(state.running)
-        state.preempt(victim)
-        state.counters.num_preemptions += 1
-        if victim is request:
-            return False
+def preempt_one(state: SchedulerState) -> bool:
+    """One running request gives up its blocks; False if there is only one left, which fits alone, for
+    `max_total_tokens` respects the pool."""
+    running = state.running_in_order()
+    if len(running) <= 1:
+        return False
+    victim = state.policies.choose_victim(
+        running, VictimView(lambda request: _num_won_blocks(state, request), state.limits.block_size)
+    )
+    state.counters.num_preemptions += 1
+    victim.num_preemptions += 1
+    state.preempt(victim, "blocks")
+    if state.limits.admission == "estimate":
+        state.estimate = after_retract(state.estimate, state.running_in_order())
     return True
+
+
+def _num_won_blocks(state: SchedulerState, request: Request) -> int:
+    return sum(state.pool.num_users(block) == 1 for block in request.block_ids)

@@ -3,17 +3,18 @@
 It reads no clock, random source, environment or device: the same calls give the same plans, byte for byte. How a
 request moves:
 
-    Admit ──▶ waiting ──admission──▶ running ──EOS, stop ids, length, repetition, Stop, Abort──▶ finished (forgotten)
-       │         ▲                      │
-       │         ├──────preemption──────┤
-       │         └─failed step, worker──┘
-       │                death
-       └──▶ refused (429), ignored, or complete already (a resumed one): at once
+    Admit ──▶ waiting ──admission──▶ running ──EOS, stop ids, length, repetition, Stop, Abort, deadline──▶ finished
+       │       ▲  ▲ ▲                 │ │ │                                                             (forgotten)
+       │       │  │ └─preemption,─────┘ │ │
+       │       │  │   failed step,      │ │   A waiting request is held back while its grammar is compiled, or while
+       │       │  │   worker's death    │ │   its keys and values are loaded (`waiting_for_grammar`, `loading`).
+       │       │  └─more input─ paused ◀┘ │
+       │       │                (session) │
+       └──▶ refused (429), ignored, timed out, or complete already (a resumed one): at once
 
-The parts: `intake` (requests come and are ended), `update` (tokens come), `gather` (log-probabilities of prompts come),
-`stop` (a token ends a request), `batching` (who computes what in the next step), `policy` (whose turn it is, who has to
-go), `plan_builder` (the plan as arrays), `deltas` (what goes to the tokenizers), `state` (what all of them share),
-`failures` and `trial` (failed steps, dead workers, and who is to blame), `orphans` (dead tokenizers).
+A step, in order: events are applied (`intake`, `update`, `failures`, ...), what is late ends (`expiry`), victims go and
+rows get their tokens (`running`, `preemption`), others are admitted (`admission`), the plan is built (`plan_builder`).
+What all parts share is `state`, what changes at every token `row_arrays`; who comes first and who goes is `policy`.
 """
 
 from __future__ import annotations
@@ -21,19 +22,32 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import assert_never
 
-from ..mailbox.messages.admission import Admit, Stop
-from ..mailbox.messages.requests import Abort
+from msgspec import structs
+
+from ..mailbox.messages.admission import AddInput, Admit, Stop
+from ..mailbox.messages.drafts import Drafts
+from ..mailbox.messages.grammar import GrammarFailed, GrammarReady
+from ..mailbox.messages.requests import Abort, RequestLedger
 from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
-from . import failures, intake, orphans
-from .batching import admit_waiting, release_idle, schedule_running
+from ..mailbox.messages.transfers import BlocksLoaded
+from . import expiry, failures, intake, orphans
+from .admission import admit_waiting, release_idle
 from .deltas import Outgoing
+from .drafting import take_drafts
+from .estimate import decayed
 from .events import Event, TokenizerGone, WorkerAttached, WorkerGone
 from .integrity import check_integrity
+from .leak_ledger import Leak
 from .limits import SchedulerLimits
+from .loading import blocks_loaded, lose_one_loaded
 from .plan_builder import PlanBuilder
+from .running import schedule_running
+from .sessions import add_input
 from .state import SchedulerState
-from .statistics import SchedulerStatistics
+from .statistics import SchedulerStatistics, statistics_of
 from .update import apply_result
+from .wait_clock import WaitCause
+from .waiting_for_grammar import decide_grammar
 
 
 class Scheduler:
@@ -45,6 +59,11 @@ class Scheduler:
         self._epoch: int | None = None
         """Of the worker that is attached; None while there is none."""
         self._next_step = 0
+
+    @property
+    def now_ns(self) -> int:
+        """Of the last `step`."""
+        return self._state.now_ns
 
     @property
     def num_in_flight(self) -> int:
@@ -70,15 +89,16 @@ class Scheduler:
         """
         state = self._state
         state.now_ns = now_ns
+        state.ledgers.advance(now_ns)
         state.drain_rate.advance(now_ns, state.is_queue)
         for event in events:
             self._apply(event)
-        orphans.sweep(state)
+        expiry.sweep(state)
         return self._plan(now_ns)
 
     def next_deadline_ns(self) -> int | None:
         """When `step` is to be called even if nothing happens, in the time of its `now_ns`; None: never."""
-        return orphans.next_deadline_ns(self._state)
+        return expiry.next_deadline_ns(self._state)
 
     def collect(self, blocked: Container[str] = ()) -> Outgoing:
         """What the tokenizers have not been sent; call it after the plan is published, so that no plan waits for it,
@@ -86,45 +106,26 @@ class Scheduler:
 
         The tokens for tokenizers in `blocked` stay here, and later ones merge into them.
         """
-        return self._state.outbox.collect(blocked)
+        outgoing = self._state.outbox.collect(blocked)
+        loads = self._state.transfers.drain_unsent()
+        return structs.replace(outgoing, loads=loads) if loads else outgoing
 
     def statistics(self) -> SchedulerStatistics:
         """Gauges and counters now."""
-        state = self._state
-        counters = state.counters
-        return SchedulerStatistics(
-            num_running=len(state.running),
-            num_waiting=len(state.waiting),
-            num_waiting_tokens=state.num_waiting_tokens,
-            num_blocks=self.limits.num_blocks,
-            num_free_blocks=state.pool.num_free,
-            num_preemptions=counters.num_preemptions,
-            prompt_tokens=counters.prompt_tokens,
-            generation_tokens=counters.generation_tokens,
-            prefix_cache_queries=counters.prefix_cache_queries,
-            prefix_cache_hits=counters.prefix_cache_hits,
-            num_finished=counters.num_finished,
-            num_steps=state.steps.num_planned,
-            num_steady_steps=state.steps.num_steady,
-            num_overlapped_steps=state.steps.num_overlapped,
-            num_leaks=counters.num_leaks,
-            num_failed_steps=counters.num_failed_steps,
-            num_resumed=counters.num_resumed,
-            num_orphans_ended=counters.num_orphans_ended,
-            num_poisoned=counters.num_poisoned,
-            retry_after_s=state.retry_after_s(1),
-            num_queued_room=max(0, state.num_queued_room) if state.takes_tokens(1) else 0,
-            num_admitted=counters.num_admitted,
-            queue_time_ns=counters.queue_time_ns,
-            num_prefilled=counters.num_prefilled,
-            prefill_time_ns=counters.prefill_time_ns,
-            num_scheduled_tokens=counters.num_scheduled_tokens,
-        )
+        return statistics_of(self._state)
 
-    def check_integrity(self) -> list[int]:
+    def explain(self, request_id: str, now_ns: int | None = None) -> tuple[RequestLedger, ...]:
+        """Where the time of a request's choices went, of each that lives or has ended lately; changes nothing.
+
+        Up to `now_ns`, not before the last step; None: up to the last step.
+        """
+        state = self._state
+        return state.ledgers.explain(request_id, state.choices(request_id), state.now_ns if now_ns is None else now_ns)
+
+    def check_integrity(self) -> list[Leak]:
         """Assert the invariants of all state; O(blocks + requests), so only when idle.
 
-        Returns the blocks that had leaked: they are given back and counted.
+        Returns what had leaked, blocks and rows: it is given back and counted.
         """
         return check_integrity(self._state)
 
@@ -135,10 +136,20 @@ class Scheduler:
                     self._take_result(event)
             case Admit():
                 intake.take_in(self._state, event)
+            case AddInput():
+                add_input(self._state, event)
             case Stop():
                 intake.stop(self._state, event)
             case Abort():
                 intake.abort(self._state, event)
+            case GrammarReady():
+                decide_grammar(self._state, event.grammar_key, None)
+            case GrammarFailed():
+                decide_grammar(self._state, event.grammar_key, event.message)
+            case Drafts():
+                take_drafts(self._state, event)
+            case BlocksLoaded():
+                blocks_loaded(self._state, event)
             case WorkerGone():
                 failures.lose_worker(self._state)
                 self._epoch = None
@@ -163,22 +174,28 @@ class Scheduler:
                 assert_never(result.outcome)
 
     def _plan(self, now_ns: int) -> StepPlan | None:
+        state = self._state
+        if self._epoch is None or state.is_fresh_due:
+            state.ledgers.stop(WaitCause.WORKER)
         if self._epoch is None or not self.can_plan:
             return None
-        state = self._state
-        builder = PlanBuilder(self.limits)
-        has_preempted = schedule_running(state, builder)
-        if not has_preempted:
-            admit_waiting(state, builder)
+        builder = PlanBuilder(self.limits, state.rows)
+        cause: WaitCause | None = WaitCause.BLOCKS
+        if not schedule_running(state, builder):
+            cause = admit_waiting(state, builder)
+            while cause is WaitCause.BLOCKS and not state.running and lose_one_loaded(state):
+                cause = admit_waiting(state, builder)
         if builder.is_empty and state.trial.is_active and release_idle(state):
             admit_waiting(state, builder)
+        state.ledgers.stop(WaitCause.WORKER if state.trial.is_active else cause or WaitCause.BUDGET)
         if builder.is_empty:
             return None  # rows freed since the last plan are named in the next one
-        plan = builder.build(
+        plan, planned = builder.build(
             self._epoch, self._next_step, now_ns, state.rows.drain_removed(), is_fresh=state.is_fresh_due
         )
         state.is_fresh_due = False
-        state.steps.plan(plan.step, plan.runs, builder.requests)
+        state.steps.plan(planned)
         state.counters.num_scheduled_tokens += self.limits.max_num_batched_tokens - builder.budget
+        state.estimate = decayed(state.estimate)
         self._next_step += 1
         return plan

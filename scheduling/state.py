@@ -5,57 +5,66 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..kv_cache.block_pool import BlockPool
-from ..kv_cache.prefix_cache import register_full_blocks
+from ..kv_cache.prefix_cache import find_prefix, register_full_blocks
+from .counters import Counters
+from .deadlines import Deadlines
 from .deltas import Outbox
 from .drain_rate import DrainRate
+from .estimate import START
+from .grammars import Grammars
+from .leak_ledger import LeakLedger
+from .ledger import LedgerBook, PreemptionCause
 from .limits import SchedulerLimits
-from .policy import make_policy
+from .policy import make_policies
+from .policy_views import OrderView
 from .request import Request, RequestKey, RequestState
-from .rows import RowSlots
+from .row_arrays import RowArrays
 from .step_log import StepLog
+from .tenants import TenantCounters
+from .transfers import Transfers
 from .trial import Trial
+from .wait_clock import WaitCause
+from .waiting_lines import HeapLines
 
-
-class Counters:
-    """Counts since the start; meanings as in `SchedulerStatistics`."""
-
-    def __init__(self) -> None:
-        self.num_preemptions = 0
-        self.prompt_tokens = 0
-        self.generation_tokens = 0
-        self.prefix_cache_queries = 0
-        self.prefix_cache_hits = 0
-        self.num_finished = 0
-        self.num_leaks = 0
-        self.num_failed_steps = 0
-        self.num_resumed = 0
-        self.num_orphans_ended = 0
-        self.num_poisoned = 0
-        self.num_admitted = 0
-        self.queue_time_ns = 0
-        self.num_prefilled = 0
-        self.prefill_time_ns = 0
-        self.num_scheduled_tokens = 0
+_HELD_BACK_FOR = {
+    RequestState.WAITING_FOR_GRAMMAR: WaitCause.GRAMMAR,
+    RequestState.WAITING_FOR_REMOTE_KV: WaitCause.REMOTE_KV,
+}
 
 
 class SchedulerState:
-    """Every live request is either in `waiting` or in `running`, never in both; `policy` knows the order of both."""
+    """Every live request is in one of `waiting`, `paused`, `running`.
+
+    Of the waiting, `lines` holds those that could go if there were room: not those that wait for a grammar or for keys
+    and values.
+    """
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
         self.now_ns = 0
         """Of the last call of the scheduler's `step`."""
         self.pool = BlockPool(limits.num_blocks, limits.block_size, limits.prefix_caching)
-        self.rows = RowSlots(limits.max_num_seqs)
+        self.rows = RowArrays(limits.max_num_seqs, limits.block_size)
         self.steps = StepLog()
-        self.outbox = Outbox()
         self.counters = Counters()
-        self.policy = make_policy(limits.policy)
+        self.ledgers = LedgerBook(limits)
+        self.leaks = LeakLedger(limits.num_blocks, limits.max_num_seqs)
+        self.outbox = Outbox(self.rows)
+        self.policies = make_policies(limits)
+        self.lines = HeapLines(self.policies.order)
         self.waiting: dict[RequestKey, Request] = {}
-        self.num_waiting_tokens = 0
-        """Prompt tokens of the waiting."""
+        self.paused: dict[RequestKey, Request] = {}
+        """Streaming sessions between two inputs."""
         self.running: dict[int, Request] = {}
         """By run, in the order of admission."""
+        self.num_waiting_tokens = 0
+        """Prompt tokens of the waiting."""
+        self.tenants = TenantCounters()
+        self.deadlines = Deadlines()
+        self.grammars = Grammars()
+        self.transfers = Transfers()
+        self.estimate = START
+        """Of the output that is still to come, for the admission rule of that name."""
         self.verdicts: dict[RequestKey, tuple[int, str]] = {}
         """Of requests that ended as culprits: until when (by `now_ns`) a resume of it is answered with the sentence."""
         self.orphans: dict[RequestKey, int] = {}
@@ -67,6 +76,8 @@ class SchedulerState:
         self._choices: dict[str, dict[int, Request]] = {}
         self._last_run = 0
         self._num_come = 0
+
+    # What can be asked
 
     @property
     def max_in_flight(self) -> int:
@@ -107,87 +118,175 @@ class SchedulerState:
     def requests(self) -> Iterator[Request]:
         """Every live request."""
         yield from self.waiting.values()
+        yield from self.paused.values()
         yield from self.running.values()
 
-    def enqueue(self, request: Request) -> None:
-        """A new request waits for its turn."""
+    def running_in_order(self) -> list[Request]:
+        """As they are planned: by rank if the order says so, else as they were admitted."""
+        order = self.policies.order
+        running = list(self.running.values())
+        return sorted(running, key=order.rank) if order.sorts_running else running
+
+    def cached_blocks(self, request: Request) -> list[int]:
+        """Blocks that hold the beginning of its tokens now. One that gathers log-probabilities of its prompt finds
+        none, since each position must be computed."""
+        if request.prompt_logprobs is not None:
+            return []
+        return find_prefix(self.pool, request.block_keys, request.token_ids)
+
+    def order_view(self) -> OrderView:
+        """What the order may look at."""
+        return OrderView(
+            now_ns=self.now_ns,
+            served_tokens=self.tenants.served(),
+            num_cached_tokens=lambda request: len(self.cached_blocks(request)) * self.limits.block_size,
+            aging_tokens_per_s=self.limits.fair_aging_tokens_per_s,
+            aging_max_tokens=self.limits.fair_aging_max_tokens,
+        )
+
+    # Moves
+
+    def take_in(self, request: Request) -> None:
+        """A request is live from now on; the caller says where it stands."""
         request_id, choice = request.key
         self._choices.setdefault(request_id, {})[choice] = request
+        request.queued_ns = self.now_ns
+        self.ledgers.come(request)
+        self.tenants.come(request.tenant)
+        self.deadlines.add(request)
+
+    def enqueue(self, request: Request) -> None:
+        """A live request waits for its turn, behind all that have come."""
         self._num_come += 1
         request.rank = (*request.rank[:2], self._num_come)
-        request.queued_ns = self.now_ns
-        self.policy.add(request)
-        self.waiting[request.key] = request
-        self.num_waiting_tokens += request.num_prompt_tokens
+        self._wait(request, RequestState.WAITING)
+
+    def pause(self, request: Request) -> None:
+        """A session that runs or waits, or was only just taken in, waits for input."""
+        self.ledgers.hold(request, WaitCause.INPUT)
+        self.leaks.leave(request, "waits for input")
+        if request.run is not None:
+            self._leave_running(request)
+        elif request.key in self.waiting:
+            self._leave_waiting(request)
+            request.is_preempted = False
+        request.state = RequestState.WAITING_FOR_INPUT
+        self.paused[request.key] = request
+
+    def unpause(self, request: Request) -> None:
+        """It has input: it is a newcomer among the waiting."""
+        del self.paused[request.key]
+        self.ledgers.line_up(request, is_newcomer=True)
+        self.enqueue(request)
+
+    def hold_back(self, request: Request, state: RequestState) -> None:
+        """A waiting request cannot go yet: it is passed by, and keeps its rank."""
+        self.ledgers.hold(request, _HELD_BACK_FOR[state])
+        self.lines.remove(request)
+        request.state = state
+
+    def let_go(self, request: Request) -> None:
+        """What it was held back for is there."""
+        self.ledgers.line_up(request)
+        request.state = RequestState.PREEMPTED if request.is_preempted else RequestState.WAITING
+        self.lines.add(request)
 
     def start(self, request: Request) -> None:
         """A waiting request takes a row and a run that was never used before."""
+        num_computed = request.num_loaded_tokens
         self._leave_waiting(request)
         if request.state is RequestState.WAITING:
             self.drain_rate.leave()
         self._last_run += 1
-        request.run = self._last_run
-        request.row = self.rows.take()
         request.state = RequestState.RUNNING
-        self.running[request.run] = request
+        request.is_preempted = False
+        request.enter(self.rows, self.rows.take(request, self._last_run), self._last_run, num_computed)
+        self.ledgers.start(request, is_tried=self.trial.is_active)
+        self.leaks.admit(request, num_computed // self.limits.block_size, self.steps.num_planned)
+        self.rows.tenant[request.row] = self.tenants.index_of(request.tenant)
+        self.outbox.place(request)
+        self.running[self._last_run] = request
 
-    def preempt(self, request: Request) -> None:
+    def preempt(self, request: Request, cause: PreemptionCause) -> None:
         """A running request loses row, run and blocks and waits again, to be computed anew.
 
         What its run still has in flight is dropped when it comes. Its full blocks keep their keys until they are
         taken, so often most of it is found again.
         """
+        self.ledgers.preempt(request, cause, self.steps.num_planned)
+        self.leaks.leave(request, f"preempted ({cause})")
         self._leave_running(request)
-        request.state = RequestState.PREEMPTED
-        self.policy.put_back(request)
-        self.waiting[request.key] = request
-        self.num_waiting_tokens += request.num_prompt_tokens
+        request.is_preempted = True
+        self._wait(request, RequestState.PREEMPTED)
+
+    def release_blocks(self, request: Request) -> None:
+        """A waiting request gives up the keys and values that were loaded for it."""
+        self.leaks.unload(request, "goes on without it")
+        self.pool.free(request.block_ids)
+        request.block_ids = []
+        request.num_loaded_tokens = 0
 
     def end(self, request: Request, state: RequestState) -> None:
         """A live request is finished and forgotten."""
+        self.ledgers.end(request, state)
+        self.leaks.leave(request, state.value)
         if request.run is not None:
             self._leave_running(request)
+        elif request.key in self.paused:
+            del self.paused[request.key]
         else:
             self._leave_waiting(request)
-            if request.state is RequestState.WAITING:
+            self.grammars.forget(request)
+            if request.transfer is None:
+                self.release_blocks(request)
+            else:
+                self.transfers.abandon(request)
+            if not request.is_preempted:
                 self.drain_rate.leave()
         self.orphans.pop(request.key, None)
         self.trial.acquit(request.key)
+        self.tenants.go(request.tenant)
         request.state = state
         request_id, choice = request.key
         choices = self._choices[request_id]
         del choices[choice]
         if not choices:
             del self._choices[request_id]
+        self.deadlines.remove(request, self.find)
         self.counters.num_finished += 1
 
     def cache_full_blocks(self, request: Request) -> None:
-        """Make findable what plans made so far have filled with known tokens.
+        """Make findable what plans made so far have filled with known tokens of a running request.
 
         Plans run in one order, and within a step K/V are written before they are read, so the request that finds a
-        block may stand in the same plan as the one that fills it.
+        block may stand in the same plan as the one that fills it. Drafts are not known tokens.
         """
-        num_full = min(request.num_computed_tokens, request.num_tokens) // self.limits.block_size
-        if num_full > request.num_registered_blocks:
-            request.num_registered_blocks = register_full_blocks(
-                self.pool,
-                request.block_keys,
-                request.token_ids,
-                request.block_ids,
-                request.num_registered_blocks,
-                num_full,
+        rows, row = self.rows, request.row
+        assert row is not None
+        num_full = int(min(rows.num_computed[row], rows.num_tokens[row])) // self.limits.block_size
+        num_registered = int(rows.num_registered[row])
+        if num_full > num_registered:
+            register_full_blocks(
+                self.pool, request.block_keys, request.kept_token_ids, request.block_ids, num_registered, num_full
             )
+            rows.num_registered[row] = num_full
+
+    def _wait(self, request: Request, state: RequestState) -> None:
+        request.state = state
+        self.waiting[request.key] = request
+        self.lines.add(request)
+        self.num_waiting_tokens += request.num_prompt_tokens
 
     def _leave_waiting(self, request: Request) -> None:
-        self.policy.remove(request)
+        if request.key in self.lines:
+            self.lines.remove(request)
         del self.waiting[request.key]
         self.num_waiting_tokens -= request.num_prompt_tokens
 
     def _leave_running(self, request: Request) -> None:
-        assert request.run is not None and request.row is not None
+        assert request.run is not None
         del self.running[request.run]
-        self.rows.give_back(request.row)
+        self.cache_full_blocks(request)
+        self.outbox.absorb(request)
         self.pool.free(request.block_ids)
-        request.run = request.row = None
-        request.block_ids = []
-        request.forget_computed()
+        request.leave()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from .state import SchedulerState
+
 
 class SchedulerStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Gauges and counters (since start) of one scheduler. The field order is the word order on the progress page."""
@@ -52,3 +54,48 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False
     """Sum of their times from the first row to that token, preemptions included."""
     num_scheduled_tokens: int = 0
     """Tokens computed, or to be computed in the steps in flight, in all steps together."""
+    num_timed_out: int = 0
+    """Requests whose deadline passed."""
+    num_paused: int = 0
+    """Streaming sessions that wait for input."""
+    num_draft_tokens: int = 0
+    """Drafts that were planned."""
+    num_accepted_tokens: int = 0
+    """Of them, those that became tokens."""
+
+
+def statistics_of(state: SchedulerState) -> SchedulerStatistics:
+    """Gauges and counters now."""
+    counters = state.counters
+    return SchedulerStatistics(
+        num_running=len(state.running),
+        num_waiting=len(state.waiting),
+        num_waiting_tokens=state.num_waiting_tokens,
+        num_blocks=state.limits.num_blocks,
+        num_free_blocks=state.pool.num_free,
+        num_preemptions=counters.num_preemptions,
+        prompt_tokens=counters.prompt_tokens,
+        generation_tokens=counters.generation_tokens,
+        prefix_cache_queries=counters.prefix_cache_queries,
+        prefix_cache_hits=counters.prefix_cache_hits,
+        num_finished=counters.num_finished,
+        num_steps=state.steps.num_planned,
+        num_steady_steps=state.steps.num_steady,
+        num_overlapped_steps=state.steps.num_overlapped,
+        num_leaks=counters.num_leaks,
+        num_failed_steps=counters.num_failed_steps,
+        num_resumed=counters.num_resumed,
+        num_orphans_ended=counters.num_orphans_ended,
+        num_poisoned=counters.num_poisoned,
+        retry_after_s=state.retry_after_s(1),
+        num_queued_room=max(0, state.num_queued_room) if state.takes_tokens(1) else 0,
+        num_admitted=counters.num_admitted,
+        queue_time_ns=counters.queue_time_ns,
+        num_prefilled=counters.num_prefilled,
+        prefill_time_ns=counters.prefill_time_ns,
+        num_scheduled_tokens=counters.num_scheduled_tokens,
+        num_timed_out=counters.num_timed_out,
+        num_paused=len(state.paused),
+        num_draft_tokens=counters.num_draft_tokens,
+        num_accepted_tokens=counters.num_accepted_tokens,
+    )

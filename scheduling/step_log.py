@@ -8,17 +8,31 @@ from itertools import islice
 
 from ..errors import ProtocolViolation
 from .request import Request
+from .row_arrays import Int32s, RowIndexes
 
 
-class _Step:
-    """A planned step and its requests, in plan order. `has_successor` is None until its result is in."""
+class PlannedStep:
+    """A step whose plan was published, with its n rows in plan order.
 
-    __slots__ = ("has_successor", "requests", "runs", "step")
+    `runs`: int64 bytes [n], as in the plan; None once it failed or was not run. `yielding_rows`, `yielding_runs`: the k
+    rows of which a token is expected. `num_drafts`: [k]; None without any. `has_successor` is None until the result is
+    in.
+    """
 
-    def __init__(self, step: int, runs: bytes, requests: Sequence[Request]) -> None:
+    __slots__ = ("has_successor", "num_drafts", "requests", "runs", "step", "yielding_rows", "yielding_runs")
+
+    def __init__(
+        self,
+        step: int,
+        runs: bytes,
+        requests: Sequence[Request],
+        yielding_rows: RowIndexes,
+        yielding_runs: bytes,
+        num_drafts: Int32s | None = None,
+    ) -> None:
         self.step, self.requests = step, requests
         self.runs: bytes | None = runs
-        """None: it failed or was not run."""
+        self.yielding_rows, self.yielding_runs, self.num_drafts = yielding_rows, yielding_runs, num_drafts
         self.has_successor: bool | None = None
 
 
@@ -33,26 +47,27 @@ class StepLog:
     """
 
     def __init__(self) -> None:
-        self._steps: deque[_Step] = deque()
+        self._steps: deque[PlannedStep] = deque()
         self.num_in_flight = 0
         self.num_planned = 0
         self.num_steady = 0
         self.num_overlapped = 0
 
-    def plan(self, step: int, runs: bytes, requests: Sequence[Request]) -> None:
-        """Step `step` was planned: `runs` as in its plan, `requests` those of its rows."""
-        self._steps.append(_Step(step, runs, requests))
+    def plan(self, step: PlannedStep) -> None:
+        """A plan was made."""
+        self._steps.append(step)
         self.num_in_flight += 1
         self.num_planned += 1
         self._settle()
 
-    def complete(self, step: int, has_successor: bool) -> None:
+    def complete(self, step: int, has_successor: bool) -> PlannedStep:
         """The result of `step` came; `has_successor`: the next plan was waiting when it ended.
 
         Results come in the order of the plans. Raises ProtocolViolation otherwise.
         """
-        self._complete(step, has_successor)
+        completed = self._complete(step, has_successor)
         self._settle()
+        return completed
 
     def fail(self, step: int) -> Sequence[Request]:
         """`step` raised, and those behind it will not be run. Returns the requests of its rows. Raises as above."""
@@ -77,7 +92,7 @@ class StepLog:
         self._steps.clear()
         self.num_in_flight = 0
 
-    def _complete(self, step: int, has_successor: bool) -> _Step:
+    def _complete(self, step: int, has_successor: bool) -> PlannedStep:
         if not self.num_in_flight:
             raise ProtocolViolation(f"result of step {step}, but no step is in flight")
         expected = self._steps[-self.num_in_flight]

@@ -19,8 +19,8 @@ def ending_of(request: Request) -> Ending | None:
     """What the last known output token means for `request`; None: it goes on. Pure.
 
     The order decides which reason is told when several hold: EOS (unless `ignore_eos`), `stop_token_ids`, length
-    (`max_tokens`, the model's length, the pool's), repetition. Before `min_tokens` output tokens, those of earlier
-    attempts counted, only the length ends it: there is no place for one token more.
+    (`max_tokens`, the model's length, the pool's), repetition. Before `min_tokens` output tokens of a turn, those
+    of earlier attempts counted, only the length ends it: there is no place for one token more.
     """
     min_tokens, last = request.sampling.min_tokens, request.token_ids[-1]
     is_guarded = min_tokens > 0 and request.num_output_tokens < min_tokens

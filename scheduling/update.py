@@ -1,17 +1,26 @@
-"""What a step's result changes: tokens become known, some requests end."""
+"""What a step's result changes: tokens become known, some requests end.
+
+Rows of which nothing but a token is known go through numpy together; the others, and those that end, one by one.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import ProtocolViolation
-from ..mailbox.messages.requests import Finish, TokenLogprobs
+from ..mailbox.messages.requests import Finish
 from ..mailbox.messages.steps import StepResult
 from .gather import gather_prompt_logprobs
 from .prompt_logprobs import GatheredLogprobs
 from .request import Request
+from .result_logprobs import ResultLogprobs
+from .row_arrays import Bools, Int32s, Int64s, RowIndexes
+from .sessions import end_of_turn
 from .state import SchedulerState
-from .stop import ending_of
+from .step_log import PlannedStep
+from .stop import Ending, ending_of
 
 
 def apply_result(state: SchedulerState, result: StepResult) -> None:
@@ -20,47 +29,184 @@ def apply_result(state: SchedulerState, result: StepResult) -> None:
     Results of a run that is over (ended or preempted since the plan) are dropped. Raises ProtocolViolation if the
     result is not the oldest step's, its arrays do not match, or a token leaves a gap.
     """
-    state.steps.complete(result.step, result.num_plans_waiting > 0)
-    runs = np.frombuffer(result.runs, dtype="<i8").tolist()
-    positions = np.frombuffer(result.positions, dtype="<i4").tolist()
-    token_ids = np.frombuffer(result.token_ids, dtype="<i4").tolist()
-    if not len(runs) == len(positions) == len(token_ids):
+    planned = state.steps.complete(result.step, result.num_plans_waiting > 0)
+    if result.prompt_logprobs is not None:
+        gather_prompt_logprobs(state.running, result.step, result.prompt_logprobs)
+    found = _find_tokens(state, planned, result)
+    _check_positions(state, found)
+    arrays, rows = state.rows, found.rows
+    arrays.num_in_flight[rows] -= 1
+    one_by_one = arrays.is_watched[rows]
+    if found.counts is not None:
+        one_by_one |= found.counts > 1
+    if found.num_drafts is not None:
+        one_by_one |= found.num_drafts > 0
+    if not np.count_nonzero(one_by_one):
+        for request in arrays.of(rows[_append_plain(state, rows, found.positions, found.first_token_ids)]):
+            _end_if_complete(state, request)
+        return
+    is_plain = ~one_by_one
+    plain_tokens = found.first_token_ids[is_plain]
+    one_by_one[is_plain] = _append_plain(state, rows[is_plain], found.positions[is_plain], plain_tokens)
+    if found.num_drafts is not None:
+        num_accepted = np.zeros_like(found.num_drafts) if found.counts is None else np.subtract(found.counts, 1)
+        state.ledgers.count_drafts(rows, found.num_drafts, num_accepted)
+    logprobs = ResultLogprobs(result)
+    for i in np.flatnonzero(one_by_one).tolist():
+        request = arrays.requests[rows[i]]
+        assert request is not None
+        if is_plain[i]:
+            _end_if_complete(state, request)
+        else:
+            _append_each(state, request, found, i, logprobs)
+
+
+class _Tokens(NamedTuple):
+    """The tokens of a result whose runs are live: n rows, `counts[i]` tokens from `token_ids[firsts[i]]` on."""
+
+    rows: RowIndexes
+    positions: Int32s
+    first_token_ids: Int32s
+    firsts: Int32s | None
+    """None: i."""
+    counts: Int32s | None
+    """None: one each."""
+    num_drafts: Int32s | None
+    """None: no row had any."""
+    token_ids: Int32s
+    """Those of runs that are over among them."""
+
+
+def _find_tokens(state: SchedulerState, planned: PlannedStep, result: StepResult) -> _Tokens:
+    runs = np.frombuffer(result.runs, dtype="<i8")
+    positions = np.frombuffer(result.positions, dtype="<i4")
+    token_ids = np.frombuffer(result.token_ids, dtype="<i4")
+    counts = np.frombuffer(result.num_sampled, dtype="<i4") if result.num_sampled else None
+    num_tokens = len(runs) if counts is None else int(counts.sum())
+    if (
+        not len(runs) == len(positions)
+        or num_tokens != len(token_ids)
+        or (counts is not None and len(counts) != len(runs))
+    ):
         raise ProtocolViolation(
             f"result of step {result.step} has {len(runs)} runs, {len(positions)} positions, {len(token_ids)} tokens"
         )
-    if result.prompt_logprobs is not None:
-        gather_prompt_logprobs(state.running, result.step, result.prompt_logprobs)
-    logprobs = _Logprobs(result)
-    for index, (run, position, token_id) in enumerate(zip(runs, positions, token_ids, strict=True)):
-        request = state.running.get(run)
-        if request is not None:
-            _append(state, request, position, token_id, logprobs.of_row(index, token_id, request))
+    rows, num_drafts = planned.yielding_rows, planned.num_drafts
+    if result.runs != planned.yielding_runs:
+        rows, num_drafts = _rows_of(planned, runs, result.step)
+    firsts = None if counts is None else (np.cumsum(counts) - counts).astype(np.int32)
+    first_token_ids = token_ids if firsts is None else token_ids[np.minimum(firsts, max(0, len(token_ids) - 1))]
+    is_live = state.rows.run[rows] == runs
+    if np.count_nonzero(is_live) == len(rows):
+        return _Tokens(rows, positions, first_token_ids, firsts, counts, num_drafts, token_ids)
+    if firsts is None:
+        firsts = np.arange(len(rows), dtype=np.int32)
+    return _Tokens(
+        rows[is_live],
+        positions[is_live],
+        first_token_ids[is_live],
+        firsts[is_live],
+        None if counts is None else counts[is_live],
+        None if num_drafts is None else num_drafts[is_live],
+        token_ids,
+    )
 
 
-def _append(
-    state: SchedulerState, request: Request, position: int, token_id: int, logprobs: TokenLogprobs | None
-) -> None:
-    if position != request.num_tokens or not request.num_in_flight:
+def _rows_of(planned: PlannedStep, runs: Int64s, step: int) -> tuple[RowIndexes, Int32s | None]:
+    """The rows of a result that has not all of the plan's runs. Raises ProtocolViolation for one not planned."""
+    index_of = {run: index for index, run in enumerate(np.frombuffer(planned.yielding_runs, "<i8").tolist())}
+    unknown = [run for run in runs.tolist() if run not in index_of]
+    if unknown or len(set(runs.tolist())) < len(runs):
+        raise ProtocolViolation(f"result of step {step} has runs {runs.tolist()}, planned were {list(index_of)}")
+    indexes = np.array([index_of[run] for run in runs.tolist()], np.int64)
+    return planned.yielding_rows[indexes], None if planned.num_drafts is None else planned.num_drafts[indexes]
+
+
+def _check_positions(state: SchedulerState, found: _Tokens) -> None:
+    arrays, rows = state.rows, found.rows
+    is_wrong = (found.positions != arrays.num_tokens[rows]) | (arrays.num_in_flight[rows] < 1)
+    if found.counts is not None:
+        num_drafts = 0 if found.num_drafts is None else found.num_drafts
+        is_wrong |= (found.counts < 1) | (found.counts > num_drafts + 1)
+    if np.count_nonzero(is_wrong):
+        i = int(is_wrong.argmax())
+        request = arrays.requests[rows[i]]
+        assert request is not None
         raise ProtocolViolation(
-            f"request {request.key} run {request.run} got the token at position {position}, "
-            f"{request.num_tokens} is next and {request.num_in_flight} are in flight"
+            f"request {request.key} run {request.run} got {1 if found.counts is None else found.counts[i]} tokens at "
+            f"position {found.positions[i]}, {request.num_tokens} is next and {request.num_in_flight} are in flight"
         )
-    request.token_ids.append(token_id)
-    request.num_in_flight -= 1
-    if request.logprobs is not None and logprobs is not None:
-        request.logprobs.append(logprobs)
+
+
+def _append_plain(state: SchedulerState, rows: RowIndexes, positions: Int32s, token_ids: Int32s) -> Bools:
+    """One token for each of `rows`; returns which of them end with it."""
+    arrays, size = state.rows, state.limits.block_size
+    arrays.tail[rows, positions % size] = token_ids
+    num_tokens = positions + 1
+    arrays.num_tokens[rows] = num_tokens
+    state.counters.generation_tokens += len(rows)
+    if state.limits.policy == "fair":
+        state.tenants.charge_rows(arrays.tenant[rows])
+    is_full = num_tokens % size == 0
+    if np.count_nonzero(is_full):
+        _keep_full_blocks(state, rows[is_full])
+    is_end: Bools = num_tokens >= arrays.max_total[rows]
+    is_end_id = arrays.end_ids[rows] == token_ids[:, None]
+    if np.count_nonzero(is_end_id):
+        is_end |= is_end_id.any(axis=1)
+    return is_end
+
+
+def _keep_full_blocks(state: SchedulerState, rows: RowIndexes) -> None:
+    """Their tails are full: the requests take them over."""
+    num_bytes = 4 * state.limits.block_size
+    blocks = state.rows.tail[rows].tobytes()
+    for index, request in enumerate(state.rows.of(rows)):
+        request.keep_block(blocks[index * num_bytes : (index + 1) * num_bytes])
+
+
+def _append_each(state: SchedulerState, request: Request, found: _Tokens, i: int, logprobs: ResultLogprobs) -> None:
+    """The tokens of one row; those behind one that ends it are dropped."""
+    first = i if found.firsts is None else int(found.firsts[i])
+    count = 1 if found.counts is None else int(found.counts[i])
+    assert request.row is not None
+    if found.num_drafts is not None and found.num_drafts[i]:
+        state.counters.num_accepted_tokens += count - 1
+        state.rows.num_computed[request.row] -= int(found.num_drafts[i]) - (count - 1)
     request.num_deaths = 0
     state.trial.acquit(request.key)
-    state.counters.generation_tokens += 1
+    state.ledgers.token(request)
     if request.first_row_ns is not None:
         _count_first_token(state, request, request.first_row_ns)
-    state.cache_full_blocks(request)
-    gathered = request.prompt_logprobs
-    state.outbox.add_token(request, None if gathered is None else _take_prompt_logprobs(request, gathered))
+    for index in range(first, first + count):
+        token_id = int(found.token_ids[index])
+        request.append(token_id)
+        state.counters.generation_tokens += 1
+        state.tenants.charge(request.tenant, 1)
+        entry = logprobs.of_row(index, token_id, request)
+        if request.logprobs is not None and entry is not None:
+            request.logprobs.append(entry)
+        gathered = request.prompt_logprobs
+        state.outbox.add_token(request, entry, None if gathered is None else _take_prompt_logprobs(request, gathered))
+        if _end_if_complete(state, request):
+            return
+    state.rows.is_watched[request.row] = request.needs_watch
+
+
+def _end_if_complete(state: SchedulerState, request: Request) -> bool:
+    """Its last token may end it, or the turn of a session."""
     ending = ending_of(request)
     if ending is not None:
-        state.outbox.finish(request, Finish(ending.state.finish_reason, request.usage(), ending.stop_reason))
-        state.end(request, ending.state)
+        _end(state, request, ending)
+    return ending is not None
+
+
+def _end(state: SchedulerState, request: Request, ending: Ending) -> None:
+    if request.is_open:
+        end_of_turn(state, request, ending)
+        return
+    state.outbox.finish(request, Finish(ending.state.finish_reason, request.usage(), ending.stop_reason))
+    state.end(request, ending.state)
 
 
 def _take_prompt_logprobs(request: Request, gathered: GatheredLogprobs) -> GatheredLogprobs:
@@ -78,37 +224,3 @@ def _count_first_token(state: SchedulerState, request: Request, first_row_ns: in
     state.counters.num_prefilled += 1
     state.counters.prefill_time_ns += state.now_ns - first_row_ns
     request.first_row_ns = None
-
-
-class _Logprobs:
-    """The log-probabilities of one result, by row; decoded only if there are any."""
-
-    def __init__(self, result: StepResult) -> None:
-        rows = np.frombuffer(result.logprob_rows, dtype="<i4").tolist()
-        self._index_of = {row: index for index, row in enumerate(rows)}
-        if not rows:
-            return
-        self._sampled = np.frombuffer(result.logprobs, dtype="<f4").tolist()
-        top_ids = np.frombuffer(result.top_ids, dtype="<i4")
-        top_logprobs = np.frombuffer(result.top_logprobs, dtype="<f4")
-        if len(self._sampled) != len(rows) or len(top_ids) % len(rows) or len(top_ids) != len(top_logprobs):
-            raise ProtocolViolation(f"the log-probabilities of step {result.step} do not match its {len(rows)} rows")
-        self._top_ids = top_ids.reshape(len(rows), -1)
-        self._top_logprobs = top_logprobs.reshape(len(rows), -1)
-
-    def of_row(self, row: int, token_id: int, request: Request) -> TokenLogprobs | None:
-        """What the request asked for, or None. Raises ProtocolViolation if the result lacks it."""
-        wanted = request.sampling.logprobs
-        if wanted is None:
-            return None
-        index = self._index_of.get(row)
-        if index is None or self._top_ids.shape[1] < wanted:
-            raise ProtocolViolation(
-                f"request {request.key} asked for {wanted} log-probabilities, the result lacks them"
-            )
-        return TokenLogprobs(
-            token_id=token_id,
-            logprob=self._sampled[index],
-            top_ids=self._top_ids[index, :wanted].tolist(),
-            top_logprobs=self._top_logprobs[index, :wanted].tolist(),
-        )

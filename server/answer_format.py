@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from ..actors.frontend_api import Delta
@@ -135,7 +136,10 @@ class CompletionFormat:
         """A completions stream has no role."""
 
     def chunk(self, delta: Delta) -> Answer:
-        """The delta's text; with the finish reason if it is the last."""
+        """The delta's text; with the finish reason if it is the last, or ends a session's turn, then also its usage."""
+        if delta.pause is not None:
+            ended = self._choice(msgspec.structs.replace(delta, finish=delta.pause))
+            return msgspec.structs.replace(self._answer([ended], usage_object([delta.pause], 1)), paused=True)
         return self._answer([self._choice(delta)], self._usage.after(delta))
 
     def usage_chunk(self, finishes: Sequence[Finish]) -> Answer:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from ..mailbox.messages.requests import Finish
 
@@ -89,6 +90,10 @@ PromptLogprobs = list[dict[int, PromptTokenLogprob] | None]
 """One entry a token of the prompt: the token itself, then the most likely ones, by token id; None for the first."""
 
 
+FinishReason = Annotated[str, Meta(extra_json_schema={"enum": ["stop", "length", "repetition", "timeout", "abort"]})]
+"""`timeout`: at its deadline; `abort`: the server was stopped. An error is an answer of another kind."""
+
+
 class ChunkDelta(msgspec.Struct, frozen=True, gc=False):
     """What a chat chunk adds to the message."""
 
@@ -109,7 +114,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, gc=False):
 
     delta: ChunkDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     index: int = 0
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
@@ -120,7 +125,7 @@ class ChatChoice(msgspec.Struct, frozen=True, gc=False):
 
     message: Message
     logprobs: ChatLogprobs | None
-    finish_reason: str | None
+    finish_reason: FinishReason | None
     index: int = 0
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
@@ -131,7 +136,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, gc=False):
 
     text: str
     logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     index: int = 0
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
@@ -151,3 +156,5 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     usage: UsageObject | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
+    """In the chunk that ends a turn of a streaming session, whose stream goes on."""

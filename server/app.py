@@ -11,18 +11,23 @@ from aiohttp.typedefs import Handler, Middleware
 from ..actors.frontend_api import FrontendAPI
 from ..errors import InvalidRequest, RequestError
 from ..topology.schema import ServerSection
-from .api_keys import ApiKeys, read_api_keys
+from .api_keys import read_api_keys
 from .body_parser import BodyParser
 from .body_reader import HELD_BODIES, HELD_BYTES, BodyBudget
+from .callers import Callers
 from .endpoint import JSON, Endpoint
-from .endpoint_table import generating, looking, tokenizing
+from .endpoint_table import conversing, explaining, generating, looking, tokenizing
 from .generation import GenerationHandlers
 from .http_errors import error_response, from_http_exception, invalid_body, unexpected
 from .http_metrics import CLIENT_GONE, HttpMetrics
 from .metrics import ServerMetrics
+from .open_sessions import OpenSessions
 from .openapi import OpenAPIHandlers
+from .request_endpoints import RequestHandlers
 from .request_ids import REQUEST_ID, request_id_header
+from .request_records import RequestRecords
 from .service_endpoints import ServiceHandlers
+from .session_endpoints import SessionHandlers
 from .tokenize_endpoints import TokenizeHandlers
 
 UNTYPED = "application/octet-stream"
@@ -33,12 +38,16 @@ GUARDED_PREFIX = "/v1/"
 def build_app(frontend: FrontendAPI, settings: ServerSection) -> web.Application:
     """The OpenAI-compatible API over `frontend`. Raises ConfigError if the keys file cannot be used."""
     api_keys = read_api_keys(settings.api_keys_file)
+    callers = Callers(api_keys)
     metrics = ServerMetrics(frontend)
     bodies = BodyBudget(max(HELD_BYTES, HELD_BODIES * settings.max_request_bytes))
     parser = BodyParser()
-    generation = GenerationHandlers(frontend, settings, metrics, bodies, parser)
+    records, sessions = RequestRecords(), OpenSessions()
+    generation = GenerationHandlers(frontend, settings, metrics, bodies, parser, records, callers, sessions)
     endpoints = (
         *generating(generation),
+        *conversing(SessionHandlers(frontend, settings, sessions, bodies, parser)),
+        *explaining(RequestHandlers(frontend, records, callers)),
         *tokenizing(TokenizeHandlers(frontend, settings, metrics, bodies, parser)),
         *looking(ServiceHandlers(frontend, settings, metrics)),
     )
@@ -46,7 +55,7 @@ def build_app(frontend: FrontendAPI, settings: ServerSection) -> web.Application
     endpoints = (*endpoints, openapi.endpoint)
     app = web.Application(
         client_max_size=settings.max_request_bytes,
-        middlewares=[_answer_errors(endpoints, api_keys, metrics.http)],
+        middlewares=[_answer_errors(endpoints, callers, metrics.http)],
     )
     app.on_shutdown.append(generation.close)
     add_route = {"GET": web.get, "POST": web.post}
@@ -54,15 +63,15 @@ def build_app(frontend: FrontendAPI, settings: ServerSection) -> web.Application
     return app
 
 
-def _answer_errors(endpoints: Iterable[Endpoint], api_keys: ApiKeys | None, http: HttpMetrics) -> Middleware:
+def _answer_errors(endpoints: Iterable[Endpoint], callers: Callers, http: HttpMetrics) -> Middleware:
     """Every exception of a handler becomes the OpenAI error body; every answer has the request's id, and is counted."""
     by_template = {endpoint.template: endpoint for endpoint in endpoints}
 
     async def answer(request: web.Request, handler: Handler, endpoint: Endpoint | None) -> web.StreamResponse:
         try:
             is_guarded = request.path.startswith(GUARDED_PREFIX) or (endpoint is not None and endpoint.needs_key)
-            if api_keys is not None and is_guarded:
-                api_keys.check(request.headers.get("Authorization"))
+            if is_guarded:
+                callers.check(request)
             if endpoint is not None and endpoint.request is not None:
                 _check_content_type(request)
             return await handler(request)

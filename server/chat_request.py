@@ -81,6 +81,8 @@ def parse_chat_request(body: RequestBody, model: ServedModel) -> GenerationReque
         ),
         cache_salt=shared.cache_salt or "",
         priority=shared.priority or 0,
+        tenant=shared.tenant,
+        deadline_ms=shared.deadline_ms,
         prompt_options=PromptOptions(
             add_special_tokens=shared.add_special_tokens,
             truncate_prompt_tokens=shared.truncate_prompt_tokens,

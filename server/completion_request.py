@@ -21,6 +21,7 @@ from .request_fields import (
 )
 from .sampling_fields import SAMPLING_DECODER, SAMPLING_NAMES, TopLogprobs, sampling_params
 from .served_model import ServedModel
+from .session_request import check_session
 from .unsupported_fields import refuse_unsupported
 
 
@@ -30,6 +31,7 @@ class CompletionFields(msgspec.Struct, frozen=True):
     prompt: msgspec.Raw
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
+    session: bool | None = None
 
 
 _FIELDS_DECODER = msgspec.json.Decoder(CompletionFields)
@@ -48,6 +50,15 @@ def parse_completion_request(body: RequestBody, model: ServedModel) -> Generatio
         check_no_zero(shared.max_tokens, "max_tokens")
     prompts = prompts_of(bytes(fields.prompt), model.vocab_size)
     _check_prompts(prompts, shared, model)
+    is_session = bool(fields.session)
+    if is_session:
+        check_session(
+            shared,
+            len(prompts),
+            echoes=echoes,
+            asks_prompt_logprobs=sampling_fields.prompt_logprobs is not None,
+            takes_sessions=model.takes_sessions,
+        )
     is_prompt_only = shared.max_tokens == 0
     echo_logprobs = fields.logprobs if echoes else None
     includes_usage, has_running_usage = stream_usage(shared)
@@ -79,12 +90,15 @@ def parse_completion_request(body: RequestBody, model: ServedModel) -> Generatio
         ),
         cache_salt=shared.cache_salt or "",
         priority=shared.priority or 0,
+        tenant=shared.tenant,
+        deadline_ms=shared.deadline_ms,
         prompt_options=PromptOptions(
             add_special_tokens=shared.add_special_tokens, truncate_prompt_tokens=shared.truncate_prompt_tokens
         ),
         returns_prompt=echoes or has_running_usage or bool(shared.return_token_ids),
         is_prompt_only=is_prompt_only,
         streams=bool(shared.stream),
+        is_session=is_session,
         ignored_fields=ignored,
     )
 

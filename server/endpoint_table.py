@@ -13,8 +13,11 @@ from .openapi_types import (
     ChatCompletionRequest,
     Completion,
     CompletionRequest,
+    SessionInputRequest,
     TokenizeRequest,
 )
+from .request_endpoints import RequestHandlers
+from .request_explanations import RequestList, RequestObject
 from .service_endpoints import (
     LoadObject,
     ModelCard,
@@ -24,10 +27,13 @@ from .service_endpoints import (
     StatusObject,
     VersionObject,
 )
+from .session_endpoints import InputAnswer, SessionHandlers
 from .tokenize_endpoints import DetokenizeAnswer, TokenizeAnswer, TokenizeHandlers
 from .tokenize_request import DetokenizeFields
 
 MODEL = Parameter("model", "path", str, "The served name.")
+REQUEST = Parameter("request_id", "path", str, "The `id` of its answer, or the X-Request-Id that it was sent with.")
+SESSION = Parameter("id", "path", str, "The session's id, as each chunk of its stream has it.")
 COMPAT = Parameter("compat", "query", Literal["none", "vllm"], "Whose names are added; default: server.metrics_compat.")
 
 
@@ -55,6 +61,22 @@ def generating(handlers: GenerationHandlers) -> tuple[Endpoint, ...]:
     )
 
 
+def conversing(handlers: SessionHandlers) -> tuple[Endpoint, ...]:
+    """What adds to a streaming session."""
+    return (
+        Endpoint(
+            "POST",
+            "/v1/requests/{id}/input",
+            handlers.add_input,
+            {202: {JSON: InputAnswer}},
+            (*BODY_ERRORS, 409),
+            SessionInputRequest,
+            parameters=(SESSION,),
+            needs_key=True,
+        ),
+    )
+
+
 def tokenizing(handlers: TokenizeHandlers) -> tuple[Endpoint, ...]:
     """What asks a tokenizer; each under two paths, for servers differ in them."""
     rows = (
@@ -65,6 +87,22 @@ def tokenizing(handlers: TokenizeHandlers) -> tuple[Endpoint, ...]:
         Endpoint("POST", prefix + path, handler, {200: {JSON: answer}}, BODY_ERRORS, request, needs_key=True)
         for path, handler, answer, request in rows
         for prefix in ("", "/v1")
+    )
+
+
+def explaining(handlers: RequestHandlers) -> tuple[Endpoint, ...]:
+    """What tells of requests."""
+    return (
+        Endpoint("GET", "/v1/requests", handlers.requests, {200: {JSON: RequestList}}, needs_key=True),
+        Endpoint(
+            "GET",
+            "/v1/requests/{request_id:[^/]+}",
+            handlers.request,
+            {200: {JSON: RequestObject}},
+            (404, 429, 500, 503),
+            parameters=(REQUEST,),
+            needs_key=True,
+        ),
     )
 
 

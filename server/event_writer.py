@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import StreamWriter
 
+from ..actors.task_register import start_task
 from ..topology.schema import ServerSection
 from .chunk_sequence import COMMENT
 
@@ -48,6 +49,7 @@ class EventWriter:
         self._begin_lock = asyncio.Lock()
         self._last_write_s = self._loop.time()
         self._comment: asyncio.Task[None] | None = None
+        self._is_stopped = False
         self._timer = self._loop.call_later(settings.sse_comment_interval_s, self._on_timer)
 
     @property
@@ -76,6 +78,7 @@ class EventWriter:
 
     def stop_comments(self) -> None:
         """May be called twice; must be called once, for the timer holds the writer."""
+        self._is_stopped = True
         self._timer.cancel()
         if self._comment is not None:
             self._comment.cancel()
@@ -100,7 +103,12 @@ class EventWriter:
             if transport is None or transport.is_closing():
                 return
             if transport.get_write_buffer_size() == 0:
-                self._comment = self._loop.create_task(self._write_comment())
+                self._comment = start_task(
+                    self._write_comment(),
+                    owner=f"{self._request.method} {self._request.path}",
+                    event="SSE comment",
+                    is_owned=lambda: not self._is_stopped,
+                )
         self._timer = self._loop.call_later(interval_s - idle_s, self._on_timer)
 
     async def _write_comment(self) -> None:

@@ -21,6 +21,7 @@ from .answer_encoder import AnswerEncoder, encode_answer
 from .answer_format import ChatFormat, CompletionFormat
 from .body_parser import BodyParser
 from .body_reader import BodyBudget, read_body
+from .callers import Callers
 from .chat_request import parse_chat_request
 from .chunk_sequence import ChunkSequence, StreamState, finish_error
 from .completion_request import parse_completion_request
@@ -29,12 +30,15 @@ from .generation_request import GenerationRequest
 from .http_errors import unexpected
 from .json_values import check_num_values
 from .metrics import ServerMetrics
+from .open_sessions import OpenSessions
 from .prompt_only import without_output
-from .prompt_streams import submit
+from .prompt_streams import prompt_ids, submit
 from .request_body import ignored_header, parse_body
 from .request_ids import REQUEST_ID, request_id_header
+from .request_records import RequestRecord, RequestRecords
 from .request_timing import RequestTiming
 from .served_model import served_model
+from .session_timing import SessionTiming
 from .whole_choices import collect, unfinished
 
 CLOSE_TIMEOUT_S = 2.0
@@ -51,7 +55,11 @@ class GenerationHandlers:
         metrics: ServerMetrics,
         bodies: BodyBudget,
         parser: BodyParser,
+        records: RequestRecords,
+        callers: Callers,
+        sessions: OpenSessions,
     ) -> None:
+        self._sessions = sessions
         self._frontend = frontend
         self._settings = settings
         self._metrics = metrics
@@ -60,6 +68,8 @@ class GenerationHandlers:
         self._is_closing = False
         self._bodies = bodies
         self._parser = parser
+        self._records = records
+        self._callers = callers
         self._encoder = AnswerEncoder()
 
     async def close(self, app: web.Application) -> None:
@@ -92,6 +102,9 @@ class GenerationHandlers:
             request = await self._parser.parse(body, parse)
             del body
             timing.expect(request.num_choices, n=request.answer.num_choices, max_tokens=request.sampling.max_tokens)
+            if request.is_session:
+                session_timing = SessionTiming(timing, self._metrics, request.sampling.max_tokens)
+                return await self._generate(http_request, request, id_prefix, session_timing)
             return await self._generate(http_request, request, id_prefix, timing)
 
     def _parse_chat(self, body: bytes) -> GenerationRequest:
@@ -103,17 +116,27 @@ class GenerationHandlers:
         return parse_completion_request(parse_body(body), self._model)
 
     async def _generate(
-        self, http_request: web.Request, request: GenerationRequest, id_prefix: str, timing: RequestTiming
+        self,
+        http_request: web.Request,
+        request: GenerationRequest,
+        id_prefix: str,
+        timing: RequestTiming | SessionTiming,
     ) -> web.StreamResponse:
         request_id = id_prefix + uuid.uuid4().hex
-        headers = {REQUEST_ID: request_id_header(http_request.headers.get(REQUEST_ID))}
+        header_id = request_id_header(http_request.headers.get(REQUEST_ID))
+        headers = {REQUEST_ID: header_id}
         if request.ignored_fields:
             headers["x-ignored-fields"] = ignored_header(request.ignored_fields)
-        stream = submit(self._frontend, request_id, request)
+        tenant = self._callers.tenant_of(http_request, request.tenant)
+        record = _record_of(request, request_id, header_id, tenant, timing.arrival_ns)
+        stream = submit(self._frontend, request_id, request, tenant, self._settings.session_idle_s)
+        if isinstance(timing, SessionTiming):
+            self._sessions.add(request_id, http_request, timing)
         task = asyncio.current_task()
         assert task is not None
         self._live.add(task)
-        deltas = self._deltas(stream, is_prompt_only=request.is_prompt_only)
+        self._records.begin(record)
+        deltas = self._deltas(stream, record, is_prompt_only=request.is_prompt_only)
         try:
             make_format = ChatFormat if request.endpoint == "chat" else CompletionFormat
             answer_format = make_format(request_id, self._frontend.model_name, int(time.time()), request.answer)
@@ -123,6 +146,7 @@ class GenerationHandlers:
                 )
                 writer = EventWriter(http_request, headers, self._settings)
                 return await _answer_in_events(deltas, chunks, writer, timing, self._encoder)
+            assert isinstance(timing, RequestTiming), "a session is streamed"
             whole = await collect(deltas, request.num_choices, timing)
             body = await self._encoder.encode(lambda: encode_answer(answer_format.whole(whole)), whole)
             return await self._answer_whole(http_request, body, headers, timing)
@@ -137,14 +161,20 @@ class GenerationHandlers:
             raise
         finally:
             self._live.discard(task)
+            self._records.end(record)
+            self._sessions.remove(request_id)
             timing.end("abort")
             stream.close()
 
-    async def _deltas(self, stream: RequestStream, *, is_prompt_only: bool) -> AsyncIterator[Delta]:
+    async def _deltas(
+        self, stream: RequestStream, record: RequestRecord, *, is_prompt_only: bool
+    ) -> AsyncIterator[Delta]:
         """The stream's deltas; Unavailable in place of the cancellation by `close`."""
         try:
             async for delta in stream:
+                record.read(delta)
                 yield without_output(delta) if is_prompt_only else delta
+                record.written()
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self._is_closing or task is None:
@@ -157,7 +187,7 @@ class GenerationHandlers:
         http_request: web.Request,
         body: bytes,
         headers: Mapping[str, str],
-        timing: RequestTiming,
+        timing: RequestTiming | SessionTiming,
     ) -> web.Response:
         response = web.Response(body=body, content_type="application/json", headers=headers)
         await response.prepare(http_request)
@@ -169,11 +199,25 @@ class GenerationHandlers:
         return response
 
 
+def _record_of(
+    request: GenerationRequest, request_id: str, header_id: str, tenant: str, arrival_ns: int
+) -> RequestRecord:
+    return RequestRecord(
+        request_id,
+        header_id,
+        prompt_ids(request_id, len(request.prompts)),
+        tenant=tenant,
+        num_choices=request.answer.num_choices,
+        streams=request.streams,
+        arrival_ns=arrival_ns,
+    )
+
+
 async def _answer_in_events(
     stream: AsyncIterator[Delta],
     chunks: ChunkSequence,
     writer: EventWriter,
-    timing: RequestTiming,
+    timing: RequestTiming | SessionTiming,
     encoder: AnswerEncoder,
 ) -> web.StreamResponse:
     """Raises RequestError as long as the response has not begun; afterwards an error is an event."""

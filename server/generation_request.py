@@ -43,12 +43,17 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     answer: AnswerOptions
     cache_salt: str = ""
     priority: int = 0
+    tenant: str | None = None
+    """As the body has it: whether that counts is decided by the key."""
+    deadline_ms: float | None = None
     prompt_options: PromptOptions = AS_IT_IS
     returns_prompt: bool = False
     """The answer needs what the prompt became."""
     is_prompt_only: bool = False
     """The one token that the engine is asked for is not part of the answer."""
     streams: bool = False
+    is_session: bool = False
+    """A streaming session."""
     ignored_fields: list[str] = []
 
     @property

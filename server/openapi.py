@@ -21,7 +21,8 @@ _Described = dict[object, dict[str, Any]]
 ERRORS = {
     400: "The request is wrong, or asks for something that is not supported yet.",
     401: "A valid API key is needed.",
-    404: "No such model.",
+    404: "No such model, or no such request.",
+    409: "The session has ended, or has got its last input.",
     408: "The body came too slowly.",
     413: "The body is too large.",
     415: "The body is of another media type than application/json.",

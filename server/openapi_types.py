@@ -17,6 +17,7 @@ from .chat_request import ChatFields
 from .completion_request import CompletionFields
 from .request_fields import SharedFields
 from .sampling_fields import SamplingFields
+from .session_request import InputFields
 from .tokenize_request import PROMPT_FIELDS, TokenizeFields
 from .unsupported_fields import NO_EFFECT, UNSUPPORTED, Field
 
@@ -87,6 +88,16 @@ CompletionRequest = _generating(
     "A prompt to continue.",
     CompletionFields,
     {"prompt": PromptOrPrompts, "logit_bias": LogitBias},
+)
+SessionInputRequest = merged_type(
+    "SessionInputRequest",
+    "More input for a streaming session.",
+    [InputFields],
+    {
+        "prompt": Annotated[
+            Any, Meta(extra_json_schema={"anyOf": [msgspec.json.schema(kind) for kind in (Text, TokenIds)]})
+        ]
+    },
 )
 TokenizeRequest = merged_type(
     "TokenizeRequest",

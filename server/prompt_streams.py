@@ -8,16 +8,22 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from ..actors.frontend_api import Delta, FrontendAPI, RequestStream
+from ..actors.task_register import start_task
 from ..errors import RequestError
 from .generation_request import GenerationRequest
 
 
-def submit(frontend: FrontendAPI, request_id: str, request: GenerationRequest) -> RequestStream:
+def prompt_ids(request_id: str, num_prompts: int) -> list[str]:
+    """The engine's ids of a request with so many prompts: its own, or one for each."""
+    return [request_id] if num_prompts == 1 else [f"{request_id}-{index}" for index in range(num_prompts)]
+
+
+def submit(
+    frontend: FrontendAPI, request_id: str, request: GenerationRequest, tenant: str, session_idle_s: float
+) -> RequestStream:
     """The stream of all of the request's choices. Raises RequestError if one of its prompts is not taken, and then none
-    is."""
-    ids = [request_id]
-    if len(request.prompts) > 1:
-        ids = [f"{request_id}-{index}" for index in range(len(request.prompts))]
+    is. `session_idle_s`: of a streaming session."""
+    ids = prompt_ids(request_id, len(request.prompts))
     streams: list[RequestStream] = []
     try:
         for prompt_id, prompt in zip(ids, request.prompts, strict=True):
@@ -31,6 +37,9 @@ def submit(frontend: FrontendAPI, request_id: str, request: GenerationRequest) -
                     num_choices=request.answer.num_choices,
                     options=request.prompt_options,
                     priority=request.priority,
+                    tenant=tenant,
+                    deadline_ms=request.deadline_ms,
+                    session_idle_s=session_idle_s if request.is_session else None,
                 )
             )
     except BaseException:
@@ -57,7 +66,12 @@ class PromptStreams:
         self._arrived: asyncio.Queue[Delta | Exception | _End] = asyncio.Queue(maxsize=1)
         self._num_open = len(streams)
         self._readers = [
-            asyncio.create_task(self._read(stream, index), name=f"prompt {index} of {request_id}")
+            start_task(
+                self._read(stream, index),
+                owner=request_id,
+                event=f"reading prompt {index}",
+                is_owned=lambda: self._num_open > 0,
+            )
             for index, stream in enumerate(streams)
         ]
 

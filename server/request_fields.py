@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from ..errors import InvalidRequest, UnknownModel
 from .served_model import ServedModel
+from .tenants import MAX_TENANT_CHARS
 
 MAX_CHOICES = 128
 """Of one prompt."""
@@ -20,6 +21,9 @@ MAX_TOTAL_CHOICES = 1024
 MAX_PROMPT_LOGPROBS = 128
 """At each position of a prompt, over all its choices: each of them carries its own copy of the prompt."""
 MAX_PRIORITY = 2**31 - 1
+
+MAX_DEADLINE_MS = 2**31 - 1
+"""Some 24 days."""
 
 MaxTokens = Annotated[int, Meta(ge=0)]
 
@@ -45,6 +49,10 @@ class SharedFields(msgspec.Struct, frozen=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     """Lower is more urgent; default 0."""
+    deadline_ms: Annotated[float, Meta(gt=0, le=MAX_DEADLINE_MS)] | None = None
+    """So long after its arrival what has not ended does, with the finish reason `timeout`."""
+    tenant: Annotated[str, Meta(min_length=1, max_length=MAX_TENANT_CHARS)] | None = None
+    """Whose request it is, for the fair policy; `tenants.py` says when a request may tell."""
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None

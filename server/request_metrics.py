@@ -8,7 +8,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from .histogram import CHOICES_BUCKETS, E2E_BUCKETS_S, ITL_BUCKETS_S, TTFT_BUCKETS_S, Histogram, token_buckets
 
-FINISH_REASONS = ("stop", "length", "abort", "error")
+FINISH_REASONS = ("stop", "length", "repetition", "timeout", "abort", "error")
+"""Shown from the start, so that a rate has a zero to begin at."""
 
 
 class RequestMetrics:

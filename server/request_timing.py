@@ -29,6 +29,11 @@ class RequestTiming:
         self._max_tokens: int | None = None
         self._has_ended = False
 
+    @property
+    def arrival_ns(self) -> int:
+        """When it came, by CLOCK_MONOTONIC."""
+        return int(self._arrival_s * 1e9)
+
     def expect(self, num_choices: int, *, n: int | None = None, max_tokens: int | None = None) -> None:
         """The request ends with the last of so many choices; called before the first delta.
 

@@ -21,6 +21,8 @@ class ServedModel(msgspec.Struct, frozen=True):
     """Choices that the engine holds at once: a request of more would never be served."""
     has_priorities: bool = False
     """The scheduler orders by priority; else a request's priority must be 0."""
+    takes_sessions: bool = True
+    """Streaming sessions can be opened here."""
     processes_logprobs: bool = False
     """What a request without `logprobs_mode` gets: log-probabilities after all processing, not the model's own."""
 
@@ -33,5 +35,6 @@ def served_model(frontend: FrontendAPI, settings: ServerSection) -> ServedModel:
         vocab_size=frontend.vocab_size,
         max_live_requests=frontend.max_live_requests,
         has_priorities=frontend.has_priorities,
+        takes_sessions=frontend.takes_sessions,
         processes_logprobs=settings.logprobs_mode == "processed",
     )

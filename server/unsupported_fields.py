@@ -97,6 +97,7 @@ UNSUPPORTED: dict[str, Field[object]] = {
     "verbosity": _field(str | None, "medium"),
     "chat_template": _field(str | None, why_never=_NO_TEMPLATE),
     "lora_path": _field(_ANY),
+    "session": _field(_BOOL, False),
     "session_params": _field(_ANY),
     "kv_transfer_params": _field(_OBJECT, {}),
     "vllm_xargs": _field(_OBJECT, {}),

@@ -14,13 +14,14 @@ FLOORS = {
     "mailbox": 1, "shm_queue": 1, "topology": 1, "checkpoints": 1,
     "kv_cache": 2, "kernels": 2, "text": 2,
     "scheduling": 3, "models": 3, "speculative": 3, "structured_output": 3,
-    "execution": 4, "simulation": 4,
+    "execution": 4, "journal": 4, "simulation": 4,
     "actors": 5,
     "server": 6, "client": 6,
     "cli": 7, "bench": 7,
 }  # fmt: skip
 WITHOUT_TORCH = {
     "scheduling",
+    "journal",
     "kv_cache",
     "topology",
     "checkpoints",

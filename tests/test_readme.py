@@ -30,6 +30,8 @@ RUN_BY_A_TEST = {
     ("README.md", "python"),
     ("TOUR.md", "console"),  # tests/test_docs.py
     ("api.md", "json"),
+    ("journal.md", "sh"),  # tests/journal/test_journal_page.py
+    ("journal.md", "toml"),
     ("client.md", "python"),  # tests/client/test_client_pages.py
     ("topology.md", "toml"),  # tests/topology/test_schema_docs.py
 }

@@ -10,7 +10,6 @@ from .arithmetic import DTYPE_BYTES
 from .boards import MAX_SLOT_BYTES, plan_bytes, result_bytes
 from .check_processes import check_processes
 from .check_server import check_server
-from .decode import show_value
 from .load import raise_problems
 from .plan import block_bytes_of, blocks_for
 from .problem import NOT_YET, Places, Problem
@@ -38,9 +37,11 @@ def check_topology(topology: Topology, shape: ModelShape | None = None) -> list[
     _check_slots(topology, shape, problems)
     _check_kv_cache(topology, shape, problems)
     check_server(topology, problems)
-    for name in ("structured_output", "speculative", "journal"):
+    for name in ("structured_output", "speculative"):
         if getattr(topology, name) is not None:
             problems.append(Problem((name,), f"[{name}] is there", f"nothing, it is {NOT_YET}", "leave it out"))
+    if topology.journal is not None and topology.journal.path == "":
+        problems.append(Problem(("journal", "path"), 'path = ""', "a path without the number", "write one"))
     check_processes(topology, shape, problems)
     return problems
 

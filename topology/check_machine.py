@@ -20,6 +20,7 @@ def check_machine(topology: Topology, folder: str) -> list[Problem]:
     template = topology.model.chat_template
     if template:
         _read(("model", "chat_template"), os.path.expanduser(template), folder, problems)
+    _check_journal(topology, problems)
     _check_threads(topology, problems)
     _check_address(topology, problems)
     return problems
@@ -65,6 +66,36 @@ def _read(path: Path, name: str, folder: str, problems: list[Problem]) -> str | 
     got = f"{path[-1]} = {show_value(name)}: {reason}"
     problems.append(Problem(path, got, "a text file that can be read", advice))
     return None
+
+
+def _check_journal(topology: Topology, problems: list[Problem]) -> None:
+    section = topology.journal
+    if section is None or not section.path:
+        return
+    path, got = ("journal", "path"), f"path = {show_value(section.path)}"
+    stem = os.path.abspath(os.path.expanduser(section.path))
+    folder = os.path.dirname(stem)
+    allowed = "a file name in a folder that is there and can be written to"
+    if not os.path.isdir(folder):
+        problems.append(Problem(path, f"{got}: there is no folder {folder}", allowed, f"mkdir -p {folder}"))
+    elif os.path.isdir(stem):
+        advice = f"write path = {show_value(os.path.join(section.path, 'journal'))}"
+        problems.append(Problem(path, f"{got} is a folder", allowed, advice))
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        advice = "choose another, or give this user the right to write there"
+        problems.append(Problem(path, f"{got}: no files can be made in {folder}", allowed, advice))
+    else:
+        _check_room(section.max_bytes, folder, problems)
+
+
+def _check_room(max_bytes: int, folder: str, problems: list[Problem]) -> None:
+    """Of the journal on the disk: files that stand there already are not counted."""
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
+    if max_bytes > free:
+        got = f"max_bytes = {max_bytes:,}"
+        allowed = f"at most {free:,}, what is free in {folder}: a journal that finds no room stops"
+        problems.append(Problem(("journal", "max_bytes"), got, allowed, "lower it, or make room", is_warning=True))
 
 
 def _check_threads(topology: Topology, problems: list[Problem]) -> None:

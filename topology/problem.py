@@ -13,7 +13,7 @@ Path = tuple[str, ...]
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """`[scheduler]: policy = "fair"; allowed: "fcfs", "priority"; "fair" is not supported yet; leave it out`"""
+    """`[[process]] "worker": device = "tpu"; allowed: "cpu", "null"; leave it out`"""
 
     path: Path
     """Of the field; of the section where a whole section is wrong."""

@@ -93,13 +93,15 @@ class ServerSection(Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """TCP port; 0 takes a free one [number]. static"""
     api_keys_file: str | None = None
-    """File with bearer keys, one a line. static"""
+    """File with bearer keys, one a line, behind each its tenant if it is to have a name. static"""
     max_request_bytes: Positive = 16 * 1024 * 1024
     """Largest HTTP request body [bytes]. static"""
     sse_comment_interval_s: Annotated[float, Meta(gt=0.0)] = 10.0
     """A waiting stream gets an SSE comment this often [seconds]. static"""
     client_stall_s: Annotated[float, Meta(gt=0.0)] = 60.0
     """A client that takes nothing for so long is aborted [seconds]. static"""
+    session_idle_s: Annotated[float, Meta(gt=0.0)] = 300.0
+    """A streaming session that gets no input for so long ends [seconds]. static"""
     drain_timeout_s: Seconds = 30.0
     """On SIGTERM running requests get so long to finish [seconds]. static"""
     metrics_compat: Literal["none", "vllm"] = "none"
@@ -139,7 +141,7 @@ class JournalSection(Struct, frozen=True, forbid_unknown_fields=True):
     """[journal]"""
 
     path: str
-    """File of the scheduler's inputs. static"""
+    """Of the files with the scheduler's inputs, without their numbers: PATH.000001 and on. static"""
     max_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
     """Of all its files together; the oldest go first [bytes]. static"""
 

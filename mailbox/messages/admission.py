@@ -5,7 +5,7 @@
 | Admit       | tokenizer | scheduler | mailbox   | mailbox capacity           | kept and sent when there is room | the frontends resume          |
 | Stop        | tokenizer | scheduler | mailbox   | one a request              | kept and sent when there is room | the frontends resume          |
 | Abort       | tokenizer | scheduler | mailbox   | one a request              | kept and sent when there is room | the frontends resume          |
-| AddInput    | tokenizer | scheduler | mailbox   | mailbox capacity           | kept and sent when there is room | the frontends resume          |
+| AddInput    | tokenizer | scheduler | mailbox   | one a pause                | kept and sent when there is room | the frontends resume          |
 | Explain     | tokenizer | scheduler | mailbox   | one a question             | kept and sent when there is room | asked again                   |
 | TokenDeltas | scheduler | tokenizer | mailbox   | one unsent delta a request | later tokens merge into it       | the frontends resume          |
 | Refused     | scheduler | tokenizer | mailbox   | one a request              | kept and sent when there is room | the frontends resume          |
@@ -47,10 +47,19 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=20):
     """Tokens of the prompt whose keys and values a connector can load, from the beginning on."""
     is_session: bool = False
     """Where it would end it waits for more input, until the last `AddInput`."""
+    first_output_index: int = 0
+    """Output tokens of a session's earlier turns, which stand in `prompt_token_ids`: positions of its output go on from
+    there."""
+    is_paused: bool = False
+    """A resumed session that waits for input; nothing is told of it until then."""
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=21):
-    """The tokenizer found a stop string: ends every attempt up to `attempt`. `position`: output index of the last token that counts."""
+    """The tokenizer found a stop string: ends every attempt up to `attempt`. `position`: output index of the last token that counts.
+
+    A streaming session forgets the tokens behind and pauses there; it says so in one row of `pauses`, unless it has
+    before in this turn.
+    """
 
     request_id: str
     choice: int
@@ -59,7 +68,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=21):
 
 
 class AddInput(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=23):
-    """More input for a streaming session, behind the output so far. `is_last`: no more comes."""
+    """More input for a streaming session that has paused, behind the output so far. `is_last`: no more comes."""
 
     request_id: str
     choice: int
@@ -86,7 +95,7 @@ class TokenDeltas(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=22
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     """In the delta with a request's first token, if asked for: one entry for each prompt token but the first."""
     pauses: dict[int, Finish] = {}
-    """Row index -> why a streaming session waits for input now; its tokens so far have all been sent."""
+    """Row index -> how a turn of a streaming session ended, behind the tokens of the row: one a turn."""
 
 
 TokenizerToScheduler = Admit | AddInput | Stop | Abort | Explain

@@ -7,7 +7,7 @@
 | Abort      | frontend  | tokenizer | mailbox   | one a request               | kept and sent when there is room | dropped, the request is gone |
 | TextDeltas | tokenizer | frontend  | mailbox   | one unsent delta a request  | later tokens merge into it     | dropped                        |
 | Refused    | tokenizer | frontend  | mailbox   | one a request               | kept and sent when there is room | dropped                      |
-| Extend     | frontend  | tokenizer | mailbox   | mailbox capacity            | the client gets a 429          | the frontend resumes it        |
+| Extend     | frontend  | tokenizer | mailbox   | one a pause                 | kept and sent when there is room | the frontend resumes it      |
 | Tokenize, Detokenize | frontend | tokenizer | mailbox | mailbox capacity       | the client gets a 429          | asked again, of a living one   |
 | Explain    | frontend  | tokenizer | mailbox   | mailbox capacity            | the client gets a 429          | asked again, of a living one   |
 | Tokenized, Detokenized, Explanation | tokenizer | frontend | mailbox | one a question       | kept and sent when there is room | dropped                      |
@@ -118,15 +118,27 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Characters of text; what the ids spell beyond them was held back and is still to come."""
 
 
+class SessionInput(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Input of a streaming session behind its first prompt. `is_last`: no more comes."""
+
+    prompt: TextPrompt | TokenPrompt
+    is_last: bool = False
+
+
 class Resume(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=14):
     """A request that lost an actor on its way goes on from what its frontend has.
 
     `generate` is the request as it was, with `attempt` raised and the actors chosen anew; choices that are not in
-    `delivered` have ended.
+    `delivered` have ended. Of a streaming session `delivered` has the output of all turns, and the characters of the
+    present one.
     """
 
     generate: Generate
     delivered: list[Delivered]
+    pauses: list[int] = []
+    """Streaming session: output index behind each turn that has ended."""
+    inputs: list[SessionInput] = []
+    """Streaming session: input i went in at pauses[i]; with a pause more than inputs it is paused."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=11):
@@ -225,15 +237,17 @@ class TextDeltas(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13)
     """Row index -> one entry a token id of the row."""
     prompts: dict[int, PromptDetails] = {}
     """Row index -> the prompt, in the first delta of a choice that asked for it."""
+    pauses: dict[int, Finish] = {}
+    """Row index -> how a turn of a streaming session ended, behind the row's text; it waits for `Extend` now."""
 
 
 class Extend(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=40):
-    """More input for a streaming session: it goes behind the output so far. `is_last`: no more comes."""
+    """More input for a streaming session: it goes behind the output so far. Sent only when the session has paused; what
+    a client gives before waits in the frontend."""
 
     request_id: str
     attempt: int
-    prompt: Prompt
-    is_last: bool = False
+    input: SessionInput
 
 
 class Explain(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=41):
@@ -303,6 +317,7 @@ class RequestLedger(msgspec.Struct, frozen=True, array_like=True, gc=False):
     chunks: tuple[int, ...]
     """Tokens of each step that computed more than one position, or the last one of the prompt; the first 256."""
     preemptions: tuple[PreemptionRecord, ...]
+    """The first 256."""
     num_recomputed_tokens: int
     """Positions computed more than once."""
     num_draft_tokens: int = 0

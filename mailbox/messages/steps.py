@@ -34,6 +34,9 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     block_ids: bytes
     """int32: the blocks held now, prefix hits first; block i holds positions i * block_size and on."""
     sampling: SamplingParams
+    first_output_index: int = 0
+    """Output tokens of a session's earlier turns, which count as prompt: the token at position p is drawn with the index
+    p - num_prompt_tokens + first_output_index."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=30):
@@ -122,7 +125,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31)
     end_ns: int
     """CLOCK_MONOTONIC when the sampled tokens were on the host."""
     logprob_rows: bytes = b""
-    """int32 [j]: indexes into the k rows, of the requests that asked for log-probabilities."""
+    """int32 [j]: indexes into `token_ids`, of the tokens whose requests asked for log-probabilities."""
     logprobs: bytes = b""
     """float32 [j]: raw log-probability of the sampled token."""
     top_ids: bytes = b""

@@ -171,7 +171,9 @@ async def test_a_leaked_block_is_named_given_back_and_counted_once_the_engine_is
     while (statistics := rig.line.read_statistics(SchedulerStatistics)).num_leaks == 0:
         await asyncio.sleep(0)
     assert (statistics.num_leaks, statistics.num_free_blocks) == (1, rig.limits.num_blocks)
-    assert f"scheduler.blocks_leaked num_blocks=1 first={block}" in capsys.readouterr().err
+    log = capsys.readouterr().err
+    assert "scheduler.leaked num_blocks=1 num_units=1" in log
+    assert f"scheduler.leak kind=block unit={block} step=0" in log
     rig.actor.close()
 
 

@@ -44,6 +44,8 @@ VALUES = {
     "truncate_prompt_tokens": 5,
     "add_special_tokens": False,
     "priority": -2,
+    "tenant": "t",
+    "deadline_ms": 1500.5,
     "cache_salt": "s",
     "user": "u",
     "echo": True,

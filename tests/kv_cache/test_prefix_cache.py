@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,13 +24,13 @@ def filled(num_tokens: int, salt: str = "") -> BlockPool:
     pool = BlockPool(400, 16, True)
     tokens = SHARED[:num_tokens]
     blocks = pool.allocate(blocks_for(num_tokens, 16))
-    register_full_blocks(pool, BlockKeys(16, extra_keys(salt)), tokens, blocks, 0, num_tokens // 16)
+    register_full_blocks(pool, BlockKeys(16, extra_keys(salt)), array("i", tokens), blocks, 0, num_tokens // 16)
     pool.free(blocks)
     return pool
 
 
 def num_hit(pool: BlockPool, tokens: list[int], salt: str = "") -> int:
-    return len(find_prefix(pool, BlockKeys(16, extra_keys(salt)), tokens))
+    return len(find_prefix(pool, BlockKeys(16, extra_keys(salt)), array("i", tokens)))
 
 
 @pytest.mark.parametrize("num_tokens", [2000, 2005])
@@ -65,20 +66,20 @@ def test_another_salt_hits_nothing() -> None:
 
 def test_a_key_is_sha256_of_parent_extra_and_int32_tokens() -> None:
     tokens = b"\x01\x00\x00\x00\xff\xff\x01\x00"
-    keys = BlockKeys(2, b"xy").upto(1, [1, 131071])
+    keys = BlockKeys(2, b"xy").upto(1, array("i", [1, 131071]))
     assert keys == [sha256(bytes(32) + b"\x02\x00\x00\x00xy" + tokens).digest()]
     assert block_key(bytes(32), b"xy", tokens) == keys[0]
 
 
 def test_a_key_names_all_tokens_before_it() -> None:
-    one = BlockKeys(2, b"").upto(2, [1, 2, 3, 4])
-    other = BlockKeys(2, b"").upto(2, [9, 2, 3, 4])
+    one = BlockKeys(2, b"").upto(2, array("i", [1, 2, 3, 4]))
+    other = BlockKeys(2, b"").upto(2, array("i", [9, 2, 3, 4]))
     assert one[1] != other[1]
 
 
 def test_a_block_that_is_not_full_has_no_key() -> None:
     with pytest.raises(AssertionError, match="not full"):
-        BlockKeys(4, b"").upto(1, [1, 2, 3])
+        BlockKeys(4, b"").upto(1, array("i", [1, 2, 3]))
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), min_size=2, max_size=2, unique=True))
@@ -89,8 +90,8 @@ def test_extra_keys_are_unambiguous(pairs: list[tuple[str, str]]) -> None:
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=60), st.integers(1, 7), st.data())
 def test_keys_do_not_depend_on_when_they_are_asked_for(tokens: list[int], size: int, data: st.DataObject) -> None:
     num_full = len(tokens) // size
-    at_once = list(BlockKeys(size, b"s").upto(num_full, tokens))
+    at_once = list(BlockKeys(size, b"s").upto(num_full, array("i", tokens)))
     slowly = BlockKeys(size, b"s")
     for count in sorted(data.draw(st.lists(st.integers(0, num_full), max_size=4))):
-        slowly.upto(count, tokens)
-    assert slowly.upto(num_full, tokens) == at_once
+        slowly.upto(count, array("i", tokens))
+    assert slowly.upto(num_full, array("i", tokens)) == at_once

@@ -18,6 +18,8 @@ class Client:
         """Its tokenizer or scheduler is gone, and it has not resumed."""
         self.token_ids: list[int] = []
         self.finish: Finish | None = None
+        self.pauses: list[Finish] = []
+        """Ends of turns of a session."""
         self.is_ended_here = False
         """It stopped or aborted the request itself, or was refused."""
 
@@ -38,7 +40,10 @@ class Client:
         assert self.token_ids[position : position + len(new)] == new[: len(self.token_ids) - position]
         self.token_ids = self.token_ids[:position] + new
         self.finish = message.finishes.get(row)
-        assert new or self.finish is not None, "an empty delta"
+        pause = message.pauses.get(row)
+        if pause is not None:
+            self.pauses.append(pause)
+        assert new or pause or self.finish is not None, "an empty delta"
         self._check_prompt_logprobs(message, row, position == 0 and bool(new))
         wanted = self.admit.sampling.logprobs
         assert (row in message.logprobs) == (wanted is not None and bool(new))

@@ -7,23 +7,18 @@ must never be shared): each read of a row is compared with what that row's own t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Container
 
 import msgspec
 import numpy as np
 
 from callboard.mailbox.messages.admission import Admit
-from callboard.mailbox.messages.requests import TokenLogprobs
 from callboard.mailbox.messages.sampling import SamplingParams
-from callboard.mailbox.messages.steps import NewRow, PromptLogprobs, StepOutcome, StepPlan, StepResult
+from callboard.mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from callboard.scheduling.limits import SchedulerLimits
-from callboard.tests.scheduling.fake_model import (
-    EOS,
-    VOCAB,
-    contents,
-    next_token,
-    prompt_entries,
-)
+from callboard.tests.scheduling.fake_model import EOS, contents
+from callboard.tests.scheduling.fake_rows import Results, Row, describe_prompts, drafts_of, ints
 from callboard.topology.boards import TOKENS_PER_SAMPLING_ENTRY, plan_bytes
 from callboard.topology.schema import KVCacheSection, ModelSection, SchedulerSection, Topology
 
@@ -80,23 +75,9 @@ def make_admit(request_id: str, prompt: list[int], **changes: object) -> Admit:
     return Admit(**(fields | changes))  # type: ignore[arg-type]
 
 
-class Row:
-    """A row of the persistent batch."""
-
-    def __init__(self, new: NewRow) -> None:
-        self.run, self.choice, self.sampling = new.run, new.choice, new.sampling
-        self.num_prompt_tokens = new.num_prompt_tokens
-        self.token_ids, self.block_ids = ints(new.token_ids), ints(new.block_ids)
-
-    @property
-    def forbidden(self) -> tuple[int, ...]:
-        """Tokens that may not be sampled next."""
-        is_early = len(self.token_ids) - self.num_prompt_tokens < self.sampling.min_tokens
-        return self.sampling.stop_token_ids if is_early else ()
-
-
 class FakeWorker:
-    """Executes plans in order, as data. `admits` maps request keys to what was admitted, for salts and limits.
+    """Executes plans in order, as data. `admits` maps request keys to what was admitted, for salts and limits; `turns`
+    those of sessions, by the length of their prompts, to what each turn would be as a request of its own.
 
     A step that computes the position that `raises` has for a request fails, as do the next `num_to_fail`; until a fresh
     plan comes what stands behind it is void. What a failed step wrote is garbage.
@@ -104,6 +85,7 @@ class FakeWorker:
 
     def __init__(self, limits: SchedulerLimits, admits: dict[Key, Admit], epoch: int) -> None:
         self.limits, self.admits, self.epoch = limits, admits, epoch
+        self.turns: dict[tuple[Key, int], Admit] = {}
         self.rows: dict[int, Row] = {}
         self.keys: dict[int, Key] = {}
         self.kv: dict[tuple[int, int], int] = {}
@@ -113,6 +95,8 @@ class FakeWorker:
         self.is_void = False
         self.may_starve: Container[int] | None = None
         """Steps that may leave rows out which need tokens; None: any."""
+        self._drafted: deque[set[int]] = deque(maxlen=max(1, limits.pipeline_depth - 1))
+        """Rows with drafts, of the steps whose results the scheduler may not have had."""
 
     def work(self, encoded: bytes, now_ns: int) -> StepResult:
         plan = msgspec.msgpack.decode(encoded, type=StepPlan)
@@ -161,12 +145,13 @@ class FakeWorker:
         for new in plan.new_rows:
             assert 0 <= new.row < self.limits.max_num_seqs and new.row not in self.rows, "the row is taken"
             key = (new.request_id, new.choice)
-            admit = self.admits[key]
+            admit = self.turns.get((key, new.num_prompt_tokens), self.admits[key])
             token_ids = ints(new.token_ids)
             assert new.num_prompt_tokens == len(admit.prompt_token_ids)
             assert token_ids[: new.num_prompt_tokens] == list(admit.prompt_token_ids)
             assert new.sampling == true_row_sampling(admit, len(token_ids) > new.num_prompt_tokens)
-            self.rows[new.row] = Row(new)
+            assert new.first_output_index == admit.first_output_index
+            self.rows[new.row] = Row(new, admit)
             self.keys[new.run] = key
         known = [
             len(new.token_ids) // 4 + TOKENS_PER_SAMPLING_ENTRY * new.sampling.num_entries for new in plan.new_rows
@@ -179,23 +164,22 @@ class FakeWorker:
         size = self.limits.block_size
         rows, starts, counts = ints(plan.rows), ints(plan.starts), ints(plan.num_tokens)
         runs = np.frombuffer(plan.runs, "<i8").tolist()
-        samples = np.frombuffer(plan.samples, np.bool_).tolist()
-        assert len(rows) == len(set(rows)) == len(runs) == len(samples) >= 1
+        assert len(rows) == len(set(rows)) == len(runs) == len(plan.samples) >= 1
         assert sum(counts) <= self.limits.max_num_batched_tokens
         assert all(1 <= count <= (self.limits.long_prefill_token_threshold or sum(counts)) for count in counts)
-        has_tokens_for_all = self.limits.max_num_batched_tokens >= self.limits.max_num_seqs
-        if has_tokens_for_all and self.may_starve is not None and plan.step not in self.may_starve:
-            for row in self.rows.keys() - set(rows):
-                admit = self.admits[self.keys[self.rows[row].run]]
-                most = len(admit.prompt_token_ids) + (admit.sampling.max_tokens or 0)
-                assert len(self.rows[row].token_ids) == min(most, self.limits.max_total_tokens), "a row starves"
-        pairs = zip(rows, runs, strict=True)
-        own = [contents(self.rows[row].token_ids, self.admits[self.keys[run]].cache_salt) for row, run in pairs]
+        self._check_nobody_starves(plan, rows)
+        drafts = drafts_of(plan)
+        self._drafted.append({row for row, guesses in zip(rows, drafts, strict=True) if guesses})
+        own = [
+            contents(self.rows[row].token_ids + guesses, self.rows[row].admit.cache_salt)
+            for row, guesses in zip(rows, drafts, strict=True)
+        ]
         writer: dict[int, int] = {}
         for index, (row, run, start, count) in enumerate(zip(rows, runs, starts, counts, strict=True)):
-            batch_row = self.rows[row]
+            batch_row, num_drafts = self.rows[row], len(drafts[index])
             assert batch_row.run == run, "the row belongs to another run"
-            assert start + count <= len(batch_row.token_ids), "a token is computed that nobody knows"
+            assert start + count <= len(own[index]), "a token is computed that nobody knows"
+            assert not num_drafts or (count == 1 + num_drafts and start + count == len(own[index])), "drafts in a gap"
             for position in range(start, start + count):
                 block = batch_row.block_ids[position // size]
                 assert 0 <= block < self.limits.num_blocks
@@ -206,76 +190,36 @@ class FakeWorker:
             for position in range(start + count):
                 read = self.kv.get((blocks[position // size], position % size))
                 assert read == own[index][position], f"row {row} reads another's K/V at position {position}"
-        return self._sample(plan, rows, runs, starts, counts, samples, now_ns)
+        run_rows = [(self.rows[row], *rest) for row, *rest in zip(rows, runs, starts, counts, drafts, strict=True)]
+        return self._sample(plan, run_rows, now_ns)
 
-    def _sample(
-        self,
-        plan: StepPlan,
-        rows: list[int],
-        runs: list[int],
-        starts: list[int],
-        counts: list[int],
-        samples: list[bool],
-        now_ns: int,
-    ) -> StepResult:
-        out: list[tuple[int, int, int]] = []
-        wanted: list[tuple[int, int]] = []
-        for row, run, start, count, is_sampled in zip(rows, runs, starts, counts, samples, strict=True):
-            batch_row, admit = self.rows[row], self.admits[self.keys[run]]
-            position = start + count
-            assert is_sampled == (position == len(batch_row.token_ids)), "a row samples before its last known token"
+    def _check_nobody_starves(self, plan: StepPlan, rows: list[int]) -> None:
+        """Every row that needs a token gets one, if there are enough; with drafts being judged it needs none."""
+        has_tokens_for_all = self.limits.max_num_batched_tokens >= self.limits.max_num_seqs
+        if not has_tokens_for_all or self.may_starve is None or plan.step in self.may_starve:
+            return
+        for row in self.rows.keys() - set(rows) - set().union(*self._drafted):
+            admit = self.rows[row].admit
+            most = len(admit.prompt_token_ids) + (admit.sampling.max_tokens or 0)
+            assert len(self.rows[row].token_ids) == min(most, self.limits.max_total_tokens), "a row starves"
+
+    def _sample(self, plan: StepPlan, run_rows: list[tuple[Row, int, int, int, list[int]]], now_ns: int) -> StepResult:
+        """`run_rows`: row, its run, start, tokens, drafts."""
+        results = Results()
+        samples = np.frombuffer(plan.samples, np.bool_).tolist()
+        for (row, run, start, count, drafts), is_sampled in zip(run_rows, samples, strict=True):
+            position = start + count - len(drafts)
+            assert is_sampled == (position == len(row.token_ids)), "a row samples before its last known token"
             if not is_sampled:
                 continue
-            assert position < self.limits.max_total_tokens, "sampled past the model's length"
-            assert admit.sampling.max_tokens is not None
-            assert position - len(admit.prompt_token_ids) < admit.sampling.max_tokens, "sampled past max_tokens"
-            token_id = next_token(batch_row.token_ids, batch_row.choice, batch_row.forbidden)
-            batch_row.token_ids.append(token_id)
-            if admit.sampling.logprobs is not None:
-                wanted.append((len(out), admit.sampling.logprobs))
-            out.append((run, position, token_id))
-        width = max((count for _, count in wanted), default=0)
-        top = [[(out[index][2] + rank) % VOCAB for rank in range(width)] for index, _ in wanted]
-        return StepResult(
-            epoch=plan.epoch,
-            step=plan.step,
-            runs=np.array([run for run, _, _ in out], "<i8").tobytes(),
-            positions=np.array([position for _, position, _ in out], "<i4").tobytes(),
-            token_ids=np.array([token_id for _, _, token_id in out], "<i4").tobytes(),
-            start_ns=now_ns,
-            end_ns=now_ns,
-            logprob_rows=np.array([index for index, _ in wanted], "<i4").tobytes(),
-            logprobs=np.array([-out[index][2] / 4 for index, _ in wanted], "<f4").tobytes(),
-            top_ids=np.array(top, "<i4").tobytes(),
-            top_logprobs=(np.array(top, "<f4") / -4).tobytes(),
-            prompt_logprobs=self._describe_prompts(rows, runs, starts, counts),
-        )
-
-    def _describe_prompts(
-        self, rows: list[int], runs: list[int], starts: list[int], counts: list[int]
-    ) -> PromptLogprobs | None:
-        """What the positions computed say of the prompt tokens behind them, of rows that ask for it."""
-        pieces: list[tuple[int, int, list[TokenLogprobs]]] = []
-        asking = [self.rows[row].sampling.prompt_logprobs for row in rows]
-        width = max((wanted for wanted in asking if wanted is not None), default=0)
-        for row, run, start, count, wanted in zip(rows, runs, starts, counts, asking, strict=True):
-            num_prompt_tokens = self.rows[row].num_prompt_tokens
-            end = min(start + count, num_prompt_tokens - 1)
-            if wanted is not None and start < end:
-                entries = prompt_entries(self.rows[row].token_ids[:num_prompt_tokens], width)
-                pieces.append((run, start + 1, entries[start:end]))
-        if not pieces:
-            return None
-        entries = [entry for _, _, piece in pieces for entry in piece]
-        return PromptLogprobs(
-            runs=np.array([run for run, _, _ in pieces], "<i8").tobytes(),
-            starts=np.array([start for _, start, _ in pieces], "<i4").tobytes(),
-            counts=np.array([len(piece) for _, _, piece in pieces], "<i4").tobytes(),
-            logprobs=np.array([entry.logprob for entry in entries], "<f4").tobytes(),
-            ranks=np.array([entry.rank for entry in entries], "<i4").tobytes(),
-            top_ids=np.array([entry.top_ids for entry in entries], "<i4").tobytes(),
-            top_logprobs=np.array([entry.top_logprobs for entry in entries], "<f4").tobytes(),
-        )
+            sampled = row.sample(drafts)
+            last = position + len(drafts)
+            assert last < self.limits.max_total_tokens, "sampled past the model's length"
+            assert row.admit.sampling.max_tokens is not None
+            assert last - row.num_prompt_tokens < row.admit.sampling.max_tokens, "sampled past max_tokens"
+            results.add(run, position, sampled, row.admit.sampling.logprobs)
+        pieces = [(row, run, start, count) for row, run, start, count, _ in run_rows]
+        return results.build(plan, now_ns, describe_prompts(pieces))
 
 
 def true_row_sampling(admit: Admit, has_output: bool) -> SamplingParams:
@@ -291,8 +235,3 @@ def true_row_sampling(admit: Admit, has_output: bool) -> SamplingParams:
         stop_token_ids=tuple(sorted(set(ends), key=ends.index)) if sampling.min_tokens else (),
         prompt_logprobs=None if has_output else sampling.prompt_logprobs,
     )
-
-
-def ints(data: bytes) -> list[int]:
-    """Values of an int32 array."""
-    return np.frombuffer(data, "<i4").tolist()

@@ -28,26 +28,49 @@ class PolicyCheck:
         assert not (num_preempted and plan.new_rows), "somebody is admitted in a step that preempts"
         for new in plan.new_rows:
             request = state.running[new.run]
-            for other in state.waiting.values():
+            for other in state.lines:
                 self._check_turn(request, other)
 
     def _check_victims(self, preempted: list[Request], running: list[Request]) -> None:
-        """All that still run have a better claim than each that went."""
+        """The first in plan order stays, and all that still run have a better claim than each that went."""
+        limits = self._scheduler.limits
+        first = min([*preempted, *running], key=self._place)
+        assert first not in preempted, f"{first.key} goes though it is the first"
         for request in running:
+            if request is first and limits.preemption != "lifo":
+                continue  # it is spared whatever its claim is
             for victim in preempted:
-                if self._scheduler.limits.policy == "priority":
-                    assert claim(request) <= claim(victim), f"{victim.key} goes and {request.key} stays"
+                if limits.preemption == "lifo":
+                    is_right = self._place(request) < self._place(victim)
+                elif limits.preemption == "retract":
+                    is_right = retract_claim(request) <= retract_claim(victim)
                 else:
-                    assert self._runs[request.key] < self._runs[victim.key], f"{victim.key} goes, {request.key} stays"
+                    is_right = request.rank[0] <= victim.rank[0]
+                assert is_right, f"{victim.key} goes and {request.key} stays"
+
+    def _place(self, request: Request) -> tuple[int, ...]:
+        """In the order of the plan."""
+        return request.rank if self._scheduler.limits.policy == "priority" else (self._runs[request.key],)
 
     def _check_turn(self, admitted: Request, waiting: Request) -> None:
-        if self._scheduler.limits.policy == "priority":
+        """`waiting` could have gone. Of other tenants, and of what was cached, nothing is known afterwards."""
+        policy = self._scheduler.limits.policy
+        if policy == "priority":
             assert claim(admitted) <= claim(waiting), f"{admitted.key} is admitted before {waiting.key}"
-        elif admitted.first_row_ns == self._scheduler._state.now_ns:
+            return
+        if policy == "fair" and admitted.tenant != waiting.tenant:
+            return
+        if admitted.first_row_ns == self._scheduler._state.now_ns:
             assert waiting.state is RequestState.WAITING, f"{admitted.key} is admitted before a preempted one"
-            assert admitted.rank[2] < waiting.rank[2], f"{admitted.key} overtakes {waiting.key}"
+            if policy != "cache_aware":
+                assert admitted.rank[2] < waiting.rank[2], f"{admitted.key} overtakes {waiting.key}"
 
 
 def claim(request: Request) -> tuple[int, int]:
     """The lower, the more urgent; of equals those that came first, which the tests of the policy look at."""
     return request.rank[:2]
+
+
+def retract_claim(request: Request) -> tuple[int, int, int]:
+    """The lower, the longer it stays: urgent ones, then those that have written more, then short prompts."""
+    return (request.rank[0], request.num_prompt_tokens - request.num_tokens, request.num_prompt_tokens)

@@ -265,10 +265,14 @@ def test_what_nobody_asked_for_is_a_fault_and_what_comes_too_late_is_dropped() -
 
 
 def keeps_what_a_preempted_request_knew(patch: pytest.MonkeyPatch) -> None:
-    def faulty(self: Request) -> None:
-        self.num_computed_tokens = self.num_in_flight = self.num_registered_blocks = 0
+    leave = Request.leave
 
-    patch.setattr(Request, "forget_computed", faulty)
+    def faulty(self: Request) -> None:
+        gathered = self.prompt_logprobs
+        leave(self)
+        self.prompt_logprobs = gathered
+
+    patch.setattr(Request, "leave", faulty)
 
 
 def goes_on_without_them(patch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def test_the_end_after_the_last_token(output: list[int], changes: dict[str, obje
     limits = make_limits(max_model_len=changes.get("max_model_len", 1000))
     sampling = {name: value for name, value in changes.items() if name != "max_model_len"}
     request = Request(make_admit("a", [5, 5], **sampling), limits)
-    request.token_ids += output
+    request.token_ids.extend(output)
     assert ending_of(request) == ending
 
 

@@ -11,6 +11,7 @@ from callboard.mailbox.messages.admission import Stop
 from callboard.mailbox.messages.requests import Abort, Usage
 from callboard.mailbox.messages.steps import StepPlan, StepResult
 from callboard.scheduling.events import Event, WorkerAttached, WorkerGone
+from callboard.scheduling.leak_ledger import Leak
 from callboard.scheduling.request import RequestState
 from callboard.scheduling.scheduler import Scheduler
 from callboard.tests.scheduling.fake_engine import Engine
@@ -475,7 +476,9 @@ def test_limits_that_make_no_sense_are_named(name: str, value: object) -> None:
 
 
 def test_states_after_preempted_are_finished() -> None:
-    reasons = {state.name: state.finish_reason for state in RequestState if state.is_finished}
+    states = list(RequestState)
+    finished = states[states.index(RequestState.PREEMPTED) + 1 :]
+    reasons = {state.name: state.finish_reason for state in finished}
     assert reasons == {
         "STOPPED": "stop",
         "LENGTH_CAPPED": "length",
@@ -483,13 +486,14 @@ def test_states_after_preempted_are_finished() -> None:
         "IGNORED": "length",
         "ERROR": "error",
         "REPETITION": "repetition",
+        "TIMEOUT": "timeout",
     }
 
 
 def test_an_integrity_check_repairs_and_counts_a_leak() -> None:
     engine = Engine(make_limits(num_blocks=4))
     leaked = engine.scheduler._state.pool.allocate(1)
-    assert engine.scheduler.check_integrity() == leaked
+    assert engine.scheduler.check_integrity() == [Leak("block", leaked[0], None, None, 0, "", "")]
     assert engine.scheduler.statistics().num_leaks == 1
     assert engine.scheduler.statistics().num_free_blocks == 4
 

@@ -25,6 +25,7 @@ from callboard.mailbox.messages.sampling import RepetitionDetection
 from callboard.mailbox.messages.steps import StepResult
 from callboard.scheduling import failures
 from callboard.scheduling.deltas import Outbox
+from callboard.scheduling.ledger import PreemptionCause
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.request import Request
 from callboard.scheduling.state import SchedulerState
@@ -364,10 +365,10 @@ def takes_void_steps_for_run(patch: pytest.MonkeyPatch) -> None:
         failed.update(request.key for request in requests)
         return requests
 
-    def faulty(state: SchedulerState) -> None:
+    def faulty(state: SchedulerState, cause: PreemptionCause) -> None:
         for request in reversed(list(state.running.values())):
             if request.key in failed:
-                state.preempt(request)
+                state.preempt(request, cause)
         state.pool.forget_keys()
         state.rows.forget_removed()
 

@@ -1,114 +1,18 @@
-"""The policies against brute force, and what they do to whole runs of the scheduler."""
+"""What the policies do to whole runs of the scheduler; on their own they are tested in test_policies_*."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from callboard.mailbox.messages.requests import Abort
-from callboard.scheduling.fcfs import FirstComeFirstServed
-from callboard.scheduling.limits import PolicyName
-from callboard.scheduling.policy import make_policy
-from callboard.scheduling.priority import MostUrgentFirst
-from callboard.scheduling.request import Request
+from callboard.scheduling import policy as policies
+from callboard.scheduling import priority as most_urgent_first
+from callboard.scheduling.limits import AdmissionName, PolicyName, PreemptionName
+from callboard.scheduling.policy_views import ChooseVictim
 from callboard.tests.scheduling.fake_engine import Engine
 from callboard.tests.scheduling.fake_worker import ints, make_admit, make_limits
-
-LIMITS = make_limits()
-
-
-def make_request(order: int, priority: int = 0, arrival_ns: int = 0) -> Request:
-    request = Request(make_admit(f"r{order}", [1], priority=priority, arrival_ns=arrival_ns), LIMITS)
-    request.rank = (priority, arrival_ns, order)
-    return request
-
-
-class Twin:
-    """The waiting in a list that is searched as a whole each time; the running in the order of their admission."""
-
-    def __init__(self, name: PolicyName) -> None:
-        self.name = name
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
-
-    def claim(self, request: Request) -> tuple[int, int, int]:
-        return (request.rank[0], request.rank[1], int(request.key[0][1:]))
-
-    def put_back(self, request: Request) -> None:
-        self.running.remove(request)
-        self.waiting.insert(0, request)
-
-    def first(self) -> Request | None:
-        if self.name == "priority":
-            return min(self.waiting, key=self.claim, default=None)
-        return self.waiting[0] if self.waiting else None
-
-    def order(self) -> list[Request]:
-        return sorted(self.running, key=self.claim) if self.name == "priority" else list(self.running)
-
-
-actions = st.lists(
-    st.one_of(
-        st.tuples(st.just("come"), st.integers(-2, 2), st.integers(0, 3)),
-        st.tuples(st.just("admit"), st.just(0), st.just(0)),
-        st.tuples(st.just("preempt"), st.just(0), st.just(0)),
-        st.tuples(st.just("abort"), st.integers(0, 100), st.just(0)),
-        st.tuples(st.just("end"), st.integers(0, 100), st.just(0)),
-    ),
-    max_size=60,
-)
-
-
-@pytest.mark.parametrize("name", ["fcfs", "priority"])
-@settings(deadline=None)
-@given(actions=actions)
-def test_order_and_victim_are_those_of_brute_force(name: PolicyName, actions: list[tuple[str, int, int]]) -> None:
-    policy, twin = make_policy(name), Twin(name)
-    for order, (action, number, arrival_ns) in enumerate(actions):
-        running = {run: request for run, request in enumerate(twin.running)}
-        if action == "come":
-            request = make_request(order, number, arrival_ns)
-            policy.add(request)
-            twin.waiting.append(request)
-        elif action == "admit" and (first := twin.first()) is not None:
-            policy.remove(first)
-            twin.waiting.remove(first)
-            twin.running.append(first)
-        elif action == "preempt" and running:
-            victim = policy.victim(running)
-            assert victim is twin.order()[-1]
-            policy.put_back(victim)
-            twin.put_back(victim)
-        elif action == "abort" and twin.waiting:
-            policy.remove(twin.waiting.pop(number % len(twin.waiting)))
-        elif action == "end" and twin.running:
-            twin.running.pop(number % len(twin.running))
-        assert policy.first() is twin.first()
-        assert list(policy.order(dict(enumerate(twin.running)))) == twin.order()
-
-
-def test_thousands_that_wait_and_leave_again_are_not_kept() -> None:
-    """9 of 10 are aborted where they stand, behind one that is never admitted."""
-    policy, draw = MostUrgentFirst(), random.Random(0)
-    policy.add(make_request(0, priority=-9))
-    waiting: list[Request] = []
-    for order in range(1, 5001):
-        waiting.append(make_request(order, draw.randint(-5, 5), draw.randint(0, 9)))
-        policy.add(waiting[-1])
-        if len(waiting) > 100:
-            policy.remove(waiting.pop(draw.randrange(100)))
-    assert len(policy._heap) <= 300
-    drained = []
-    while (first := policy.first()) is not None:
-        drained.append(first)
-        policy.remove(first)
-    assert [request.rank for request in drained[1:]] == sorted(request.rank for request in waiting)
-
-
-# Whole runs -----------------------------------------------------------------------------------------------------------
 
 
 def admitted(engine: Engine) -> list[str]:
@@ -206,7 +110,7 @@ def test_an_urgent_long_prompt_leaves_a_token_to_each_row_behind_it() -> None:
     assert with_prompt[:3] == [[1, 1, 1, 5], [5, 1, 1, 1], [5, 1, 1, 1]]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("policy", policies.ORDERS)
 def test_an_abort_of_a_waiting_request_lets_the_next_one_go(policy: PolicyName) -> None:
     engine = Engine(make_limits(max_num_seqs=1, policy=policy))
     engine.admit(admit("a", 1), admit("b", 2), admit("c", 3))
@@ -217,20 +121,167 @@ def test_an_abort_of_a_waiting_request_lets_the_next_one_go(policy: PolicyName) 
     assert admitted(engine) == ["a", "c"]
 
 
+# Fair share and the cache ---------------------------------------------------------------------------------------------
+
+
+def test_a_tenant_with_one_request_does_not_wait_for_ten_of_another() -> None:
+    """Each costs 7 tokens of prompt and 2 of output; the other has had 9 when quiet comes, and quiet starts at as much.
+    So quiet, which came last, is behind one more."""
+    engine = Engine(make_limits(max_num_seqs=1, pipeline_depth=1, policy="fair", fair_aging_tokens_per_s=0))
+    engine.admit(*(admit(f"loud{n}", n, tenant="loud") for n in range(10)))
+    engine.run_step()
+    engine.admit(admit("quiet", 99, tenant="quiet"))
+    engine.run()
+    engine.check_all_served()
+    assert admitted(engine).index("quiet") <= 2
+    assert [name for name in admitted(engine) if name != "quiet"] == [f"loud{n}" for n in range(10)]
+
+
+def test_a_tenant_that_paused_has_saved_nothing_up() -> None:
+    """quiet's first request ends, loud is served five more; from then on they take turns."""
+    engine = Engine(make_limits(max_num_seqs=1, pipeline_depth=1, policy="fair", fair_aging_tokens_per_s=0))
+    engine.admit(admit("quiet0", 50, tenant="quiet"), *(admit(f"loud{n}", n, tenant="loud") for n in range(12)))
+    while len(admitted(engine)) < 7:
+        engine.run_step()
+    engine.admit(*(admit(f"quiet{n}", 50 + n, tenant="quiet") for n in range(1, 5)))
+    engine.run()
+    engine.check_all_served()
+    tenants = [name.rstrip("0123456789") for name in admitted(engine)[7:]]
+    assert abs(tenants[:8].count("quiet") - 4) <= 1 and tenants.count("quiet") == 4
+
+
+def cache_of(engine: Engine, prefix: list[int]) -> None:
+    """Serve a request that begins with `prefix`."""
+    engine.admit(make_admit("warm", prefix, max_tokens=1))
+    engine.run()
+
+
+@pytest.mark.parametrize(("num_cold", "is_first"), [(20, True), (200, False)])
+def test_a_cached_prefix_goes_first_unless_many_wait(num_cold: int, is_first: bool) -> None:
+    prefix = list(range(1, 65))
+    engine = Engine(make_limits(max_num_seqs=1, pipeline_depth=1, policy="cache_aware"))
+    cache_of(engine, prefix)
+    engine.admit(
+        *(make_admit(f"cold{n}", [9, n % 99, n // 99, 9], max_tokens=1) for n in range(num_cold)),
+        make_admit("hot", [*prefix, 7], max_tokens=1),
+        make_admit("warmer", [*prefix[:32], 7], max_tokens=1),
+    )
+    engine.run()
+    engine.check_all_served()
+    order = admitted(engine)[1:]
+    if is_first:
+        assert order == ["hot", "warmer", *(f"cold{n}" for n in range(num_cold))]
+    else:
+        num_before = num_cold + 2 - 128
+        assert order[:num_before] == [f"cold{n}" for n in range(num_before)]
+        assert order[num_before : num_before + 2] == ["hot", "warmer"], "128 wait"
+
+
+# Every combination ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("admission", policies.ADMISSIONS)
+@pytest.mark.parametrize("preemption", policies.VICTIMS)
+@pytest.mark.parametrize("policy", policies.ORDERS)
+def test_all_are_served_under_every_combination(
+    policy: PolicyName, preemption: PreemptionName, admission: AdmissionName
+) -> None:
+    """In a pool that holds about two of them, come at different times, with shared prefixes."""
+    num_preemptions = 0
+    for seed in range(4):
+        draw = random.Random(seed)
+        limits = make_limits(
+            num_blocks=9,
+            block_size=2,
+            max_num_batched_tokens=8,
+            pipeline_depth=draw.randint(1, 3),
+            policy=policy,
+            preemption=preemption,
+            admission=admission,
+        )
+        engine = Engine(limits)
+        for n in range(8):
+            fields = {"priority": draw.randint(0, 2), "tenant": draw.choice("ab"), "max_tokens": draw.randint(1, 10)}
+            engine.admit(make_admit(f"r{n}", [1, 2, 3, 4, n][draw.randint(0, 4) :], ignore_eos=True, **fields))
+            if engine.plans and draw.random() < 0.5:
+                engine.run_step()
+        engine.run()
+        engine.check_all_served()
+        num_preemptions += engine.scheduler.statistics().num_preemptions
+    assert num_preemptions > 0 or admission != "chunk", "the pool was never short"
+
+
+def num_preemptions_under(admission: AdmissionName) -> int:
+    """Ten requests of 4 tokens that write 28 of the 28 that they may, in a pool that holds three and a half of them."""
+    limits = make_limits(num_blocks=28, block_size=4, pipeline_depth=1, prefix_caching=False, admission=admission)
+    engine = Engine(limits)
+    engine.admit(*(make_admit(f"r{n}", [n] * 4, max_tokens=28, ignore_eos=True) for n in range(10)))
+    engine.run()
+    engine.check_all_served()
+    return engine.scheduler.statistics().num_preemptions
+
+
+def test_an_estimate_of_the_output_keeps_requests_out_that_would_be_preempted() -> None:
+    """At 70 % each is taken to need 24 of its 32 tokens, 6 blocks: four are let in, which is one too many."""
+    assert num_preemptions_under("estimate") <= 5 < num_preemptions_under("chunk")
+
+
+def long_prompts_under(admission: AdmissionName) -> tuple[int, int]:
+    """Two prompts of 60 % of the pool in chunks of 16: preemptions, and prompt tokens computed."""
+    limits = make_limits(
+        num_blocks=100,
+        block_size=4,
+        pipeline_depth=1,
+        prefix_caching=False,
+        long_prefill_token_threshold=16,
+        admission=admission,
+    )
+    engine = Engine(limits)
+    engine.admit(*(make_admit(f"r{n}", [n] * 240, max_tokens=4, ignore_eos=True) for n in range(2)))
+    engine.run()
+    engine.check_all_served()
+    num_tokens = sum(sum(ints(plan.num_tokens)) for plan in engine.planned)
+    return engine.scheduler.statistics().num_preemptions, num_tokens - 2 * 3
+
+
+def test_a_long_prompt_does_not_begin_beside_one_that_needs_the_room() -> None:
+    """By chunk both run in step until the pool is full at 200 tokens each, and one begins again."""
+    assert long_prompts_under("whole_prompt") == (0, 480)
+    num_preemptions, num_computed = long_prompts_under("chunk")
+    assert num_preemptions == 1 and 480 + 180 <= num_computed <= 480 + 200
+
+
 # The checks can fail --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["victim", "order"])
-def test_a_policy_of_two_minds_is_found(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Victims by admission under rows in the order of urgency, or the other way round."""
-    monkeypatch.setattr(MostUrgentFirst, method, getattr(FirstComeFirstServed, method))
-    with pytest.raises((AssertionError, ValueError, KeyError)):
-        for seed in range(50):
-            draw = random.Random(seed)
-            limits = make_limits(num_blocks=9, block_size=2, pipeline_depth=1, prefix_caching=False, policy="priority")
-            engine = Engine(limits)
-            for n in range(1, 6):
-                engine.admit(make_admit(f"r{n}", [n], priority=draw.randint(0, 3), max_tokens=8, ignore_eos=True))
-                engine.run_step()
-            engine.run()
-            engine.check_all_served()
+FAULTS: dict[str, ChooseVictim] = {
+    "first": lambda running, view: running[0],
+    "second": lambda running, view: running[1],
+}
+
+
+def run_short_of_blocks(policy: PolicyName) -> None:
+    """Five of different urgency in a pool for two, over and over."""
+    for seed in range(50):
+        draw = random.Random(seed)
+        limits = make_limits(num_blocks=9, block_size=2, pipeline_depth=1, prefix_caching=False, policy=policy)
+        engine = Engine(limits)
+        for n in range(1, 6):
+            engine.admit(make_admit(f"r{n}", [n], priority=draw.randint(0, 3), max_tokens=8, ignore_eos=True))
+            engine.run_step()
+        engine.run()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_victim_with_a_better_claim_is_found(policy: PolicyName, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(policies.VICTIMS, "lifo", FAULTS[fault])
+    with pytest.raises(AssertionError, match="goes"):
+        run_short_of_blocks(policy)
+
+
+def test_rows_in_another_order_than_the_victims_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are planned as they were admitted though they were to be by urgency, so the last is not the least urgent."""
+    monkeypatch.setitem(policies.ORDERS, "priority", most_urgent_first.ORDER._replace(sorts_running=False))
+    with pytest.raises(AssertionError, match="goes"):
+        run_short_of_blocks("priority")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Callable
 
 import aiohttp
@@ -16,10 +17,13 @@ import pytest
 from callboard.actors.frontend_api import ActorStart, Delta, Health
 from callboard.mailbox.messages.requests import (
     AS_IT_IS,
+    Explanation,
     Finish,
     Prompt,
     PromptDetails,
     PromptOptions,
+    RequestLedger,
+    SessionInput,
     TextPrompt,
     Tokenized,
     Usage,
@@ -98,6 +102,9 @@ class FakeFrontend:
         self.model_name, self.max_model_len, self.vocab_size = MODEL, MAX_MODEL_LEN, VOCAB_SIZE
         self.max_live_requests = 10_000
         self.has_priorities = False
+        self.takes_sessions = True
+        self.inputs: list[tuple[str, SessionInput | None]] = []
+        self.input_refusal: Exception | None = None
         self.kv_cache = KVCacheSection(block_size=8, num_blocks=100, prefix_caching=False)
         self.script = script
         self.refusal: Exception | None = None
@@ -107,6 +114,10 @@ class FakeFrontend:
         self.statistics = SchedulerStatistics()
         self.tokenized: list[tuple[Prompt, PromptOptions]] = []
         """What `tokenize` was asked."""
+        self.ledgers: dict[str, tuple[RequestLedger, ...]] = {}
+        """By the engine's id: what the scheduler would say of it."""
+        self.explained: list[str] = []
+        """What `explain` was asked."""
 
     def submit(
         self,
@@ -119,15 +130,24 @@ class FakeFrontend:
         num_choices=1,
         options=AS_IT_IS,
         priority=0,
+        tenant="",
+        deadline_ms=None,
+        session_idle_s=None,
     ):
         if self.refusal is not None:
             raise self.refusal
         stream = FakeStream(request_id, prompt, sampling, cache_salt, returns_prompt, num_choices)
-        stream.options, stream.priority = options, priority
+        stream.options, stream.priority, stream.session_idle_s = options, priority, session_idle_s
+        stream.tenant, stream.deadline_ms = tenant, deadline_ms
         self.streams.append(stream)
         self.arrivals.put_nowait(stream)
         self.script(stream)
         return stream
+
+    def add_input(self, request_id, given):
+        if self.input_refusal is not None:
+            raise self.input_refusal
+        self.inputs.append((request_id, given))
 
     def health(self):
         return self.health_now
@@ -155,6 +175,12 @@ class FakeFrontend:
         if self.refusal is not None:
             raise self.refusal
         return "".join(f"<{token_id}>" for token_id in token_ids)
+
+    async def explain(self, request_id):
+        self.explained.append(request_id)
+        if self.refusal is not None:
+            raise self.refusal
+        return Explanation("fake", 1, request_id, time.monotonic_ns(), self.ledgers.get(request_id, ()))
 
     def num_live_requests(self):
         return sum(not stream.closed.is_set() for stream in self.streams)

@@ -94,7 +94,7 @@ async def test_a_hundred_requests_of_many_kinds(serve, frontend):
         after, _ = await scrape(http, url)
     moved = {key: value - before.get(key, 0) for key, value in after.items()}
     assert counts(moved, "time_to_first_token_seconds") == {"time_to_first_token_seconds": 60 + 5 + 5 + 10}
-    assert by_reason(moved) == {"stop": 70, "length": 0, "abort": 20, "error": 0}
+    assert by_reason(moved) == {"stop": 70, "length": 0, "repetition": 0, "timeout": 0, "abort": 20, "error": 0}
     assert set(counts(moved, "e2e_request_latency_seconds", "request_prompt_tokens", "request_params_n").values()) == {
         70
     }

@@ -260,4 +260,4 @@ async def test_request_metrics(serve, http, frontend, streams):
     assert metrics["callboard:e2e_request_latency_seconds_count",] == 4
     assert metrics["callboard:time_to_first_token_seconds_bucket", "+Inf"] == 3
     reasons = {key[1]: value for key, value in metrics.items() if key[0] == "callboard:request_success_total"}
-    assert reasons == {"stop": 1, "length": 2, "abort": 0, "error": 1}
+    assert reasons == {"stop": 1, "length": 2, "repetition": 0, "timeout": 0, "abort": 0, "error": 1}

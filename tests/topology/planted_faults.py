@@ -91,6 +91,8 @@ KINDS = {
     "word that is none of the choices": [
         ("max_model_len = 2048", 'dtype = "float16"◀', ['dtype = "float16"', '"auto", "float32", "bfloat16"']),
         ("[scheduler]\n", "[scheduler]\npolicy = 'lifo'◀\n", ['policy = "lifo"', 'one of "fcfs", "priority", "fair"']),
+        ("[scheduler]\n", "[scheduler]\npreemption = 'fcfs'◀\n", ['one of "lifo", "retract", "cost"']),
+        ("[scheduler]\n", "[scheduler]\nadmission = 'all'◀\n", ['one of "chunk", "whole_prompt", "estimate"']),
     ],
     "word in the wrong case or of another program": [
         ("max_model_len = 2048", 'dtype = "BFloat16"◀', ['dtype = "BFloat16"', 'did you mean "bfloat16"']),
@@ -221,10 +223,8 @@ KINDS = {
         ('"scheduler"', '"scheduler", "grammar"', ['actor "grammar"', "grammar is not supported yet"]),
         ('"scheduler"', '"scheduler", "proposer"', ['actor "proposer"', "proposer is not supported yet"]),
         ('actors = ["worker"]', 'actors = ["worker*2"]', ["2 workers", "one worker, more are not supported yet"]),
-        ("[server]", "[journal]◀\npath = 'j'\n[server]", ["[journal]", "not supported yet", "leave it out"]),
         ("[server]", "[structured_output]◀\n[server]", ["[structured_output]", "not supported yet"]),
         ("[server]", "[speculative]◀\nmethod = 'ngram'\n[server]", ["[speculative]", "not supported yet"]),
-        ("[scheduler]\n", "[scheduler]\npolicy = 'fair'◀\n", ['"fcfs", "priority"; "fair" is not supported yet']),
         ("max_model_len = 2048", "load = 'dummy'◀", ['load = "dummy"', "write dummy: before the source"]),
     ],
     "host that is no host": [
@@ -242,6 +242,16 @@ KINDS = {
         ("port = 0", "api_keys_file = '/no/keys'◀", ['api_keys_file = "/no/keys"', "No such file", "correct the path"]),
         ("max_model_len = 2048", "chat_template = '/no/t.jinja'◀", ['"/no/t.jinja"', "No such file", "a text file"]),
     ],
+    "journal that cannot be written": [
+        ("[server]", "[journal]\npath = ''◀\n[server]", ["[journal]", 'path = ""', "a path without the number"]),
+        (
+            "[server]",
+            "[journal]\npath = '/no/such/folder/j'◀\n[server]",
+            ['"/no/such/folder/j"', "no folder /no/such/folder", "mkdir -p /no/such/folder"],
+        ),
+        ("[server]", "[journal]\npath = '/proc'◀\n[server]", ['path = "/proc" is a folder', '"/proc/journal"']),
+        ("[server]", "[journal]\npath = 'j'\nmax_bytes = 7◀\n[server]", ["max_bytes = 7", "at least 1,048,576"]),
+    ],
     "model that is not there": [
         (
             'source = "{model}"',
@@ -257,6 +267,13 @@ KINDS = {
 WARNINGS = {
     "more threads than cores": [
         ("restart = {{", "threads = 4096◀\nrestart = {{", ["threads = 4096", "cores that this machine gives"]),
+    ],
+    "a journal larger than its disk": [
+        (
+            "[server]",
+            "[journal]\npath = '/tmp/j'\nmax_bytes = 9007199254740992◀\n[server]",
+            ["max_bytes = 9,007,199,254,740,992", "what is free in /tmp", "make room"],
+        ),
     ],
     "restarts that never end": [
         ("restart = {{ max = 1, within_s = 5 }}", "restart = {{ within_s = 1, backoff_s = 1 }}◀", ["backoff_s below"]),

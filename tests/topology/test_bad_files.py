@@ -114,7 +114,7 @@ def test_all_faults_are_told_at_once_in_the_order_of_the_file(tmp_path, tiny_che
     text = path.read_text()
     for old, new in (
         ("max_model_len = 2048", "max_model_len = 5000\ndtype = 'bf16'"),
-        ("max_num_seqs = 8", "max_num_seqs = '8'\npolicy = 'fair'"),
+        ("max_num_seqs = 8", "max_num_seqs = '8'\npolicy = 'far'"),
         ("num_blocks = 400", "block_size = 12"),
         ("port = 0", "port = -1\nhost = '127.0.0.1:80'\nprot = 1"),
         ('"tokenizer"', '"tokeniser"'),

@@ -22,7 +22,7 @@ from callboard.topology import (
 )
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NUM_PROCESSES = {"one_process": 1, "control_worker": 2, "all_apart": 4, "two_frontends": 6}
+NUM_PROCESSES = {"one_process": 1, "control_worker": 2, "all_apart": 4, "two_frontends": 6, "journal": 2}
 FLOAT32 = Arithmetic(4, 4, 4, 4, reads_kv_in_place=True)
 
 

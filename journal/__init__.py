@@ -1,0 +1,8 @@
+"""Every input of the scheduler in a file, and what can be done with it: replay, questions, what-if."""
+
+from .reader import JournalFile
+from .replay import Difference, Replay, runs_of
+from .seams import KeepsLedgers, TakesSnapshots
+from .writer import JournalWriter
+
+__all__ = ["Difference", "JournalFile", "JournalWriter", "KeepsLedgers", "Replay", "TakesSnapshots", "runs_of"]

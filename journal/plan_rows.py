@@ -1,0 +1,25 @@
+"""What a plan's result looks like if it is as asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..mailbox.messages.steps import StepPlan
+
+
+def expected_rows(plan: StepPlan) -> tuple[bytes, bytes]:
+    """Runs (int64 [k]) and positions (int32 [k]) of the result: of rows that sample, the place behind what is known."""
+    ends = np.frombuffer(plan.starts, "<i4") + np.frombuffer(plan.num_tokens, "<i4")
+    if plan.num_drafts:
+        ends = ends - np.frombuffer(plan.num_drafts, "<i4")
+    samples = np.frombuffer(plan.samples, np.bool_)
+    return np.frombuffer(plan.runs, "<i8")[samples].tobytes(), ends[samples].astype("<i4").tobytes()
+
+
+def all_as_expected(plans: list[StepPlan], positions: list[bytes]) -> bool:
+    """The positions are those of the plans, of which each row samples and none has drafts."""
+    if not plans:
+        return True
+    starts = np.frombuffer(b"".join([plan.starts for plan in plans]), "<i4")
+    num_tokens = np.frombuffer(b"".join([plan.num_tokens for plan in plans]), "<i4")
+    return bool((starts + num_tokens).astype("<i4", copy=False).tobytes() == b"".join(positions))

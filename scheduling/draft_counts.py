@@ -1,0 +1,31 @@
+"""Drafts of the running rows and how many of them were accepted, counted for all rows of a result at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Int32s = npt.NDArray[np.int32]
+
+
+class DraftCounts:
+    """Two counters a row of the batch. A row's are taken when its request leaves it."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._drafts = np.zeros(max_num_seqs, np.int64)
+        self._accepted = np.zeros(max_num_seqs, np.int64)
+
+    def add(self, rows: Int32s, num_drafts: Int32s, num_accepted: Int32s) -> None:
+        """int32 [n] each, of different rows: a result tells how many drafts of each row were accepted."""
+        self._drafts[rows] += num_drafts
+        self._accepted[rows] += num_accepted
+
+    def of_row(self, row: int) -> tuple[int, int]:
+        """(drafts, accepted) since the row was taken."""
+        return int(self._drafts[row]), int(self._accepted[row])
+
+    def take(self, row: int) -> tuple[int, int]:
+        """As `of_row`; the row counts from zero again."""
+        counts = self.of_row(row)
+        self._drafts[row] = self._accepted[row] = 0
+        return counts

@@ -1,0 +1,131 @@
+"""What changes at every token of a running request, as arrays over the rows: a step of decodes is numpy, no loop.
+
+A request that takes a row puts its numbers here, and takes them back when it leaves. Of its tokens the arrays keep the
+block that is not full yet; a full one goes to the request, which is the only Python work that decoding costs: once a
+block, not once a token.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from .request import Request
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+RowIndexes = npt.NDArray[np.intp]
+"""Rows as numpy wants them: with an index of another type each access would convert it first."""
+
+MAX_END_IDS = 4
+"""Tokens that end a request, compared in numpy; a request with more of them is watched."""
+NO_TOKEN = -1
+
+
+class RowArrays:
+    """Rows 0 .. max_num_seqs - 1. The lowest free one is taken, so that a small batch stays dense.
+
+    All arrays are [max_num_seqs] unless said; of a free row only `run` and `num_drafts` mean anything, and are 0.
+    """
+
+    def __init__(self, max_num_seqs: int, block_size: int) -> None:
+        self.max_num_seqs, self.block_size = max_num_seqs, block_size
+        self.run: Int64s = np.zeros(max_num_seqs, np.int64)
+        self.num_tokens: Int32s = np.zeros(max_num_seqs, np.int32)
+        """Known tokens, prompt and output."""
+        self.num_computed: Int32s = np.zeros(max_num_seqs, np.int32)
+        """Positions that plans made so far cover, those in flight included."""
+        self.num_in_flight: Int32s = np.zeros(max_num_seqs, np.int32)
+        """Plans in flight that yield tokens of the row: each at least one."""
+        self.num_drafts: Int32s = np.zeros(max_num_seqs, np.int32)
+        """Drafts behind the last known token, to be planned."""
+        self.num_blocks: Int32s = np.zeros(max_num_seqs, np.int32)
+        self.num_registered: Int32s = np.zeros(max_num_seqs, np.int32)
+        """Its first full blocks that can be found by their keys."""
+        self.num_sent: Int32s = np.zeros(max_num_seqs, np.int32)
+        """Known tokens that have left for the tokenizer, or stand in an unsent delta; the prompt counts as sent."""
+        self.max_total: Int32s = np.zeros(max_num_seqs, np.int32)
+        """Tokens with which the request ends."""
+        self.end_ids: Int32s = np.full((max_num_seqs, MAX_END_IDS), NO_TOKEN, np.int32)
+        """[max_num_seqs, MAX_END_IDS]: EOS and stop ids; NO_TOKEN fills up."""
+        self.is_prefilling: Bools = np.zeros(max_num_seqs, np.bool_)
+        """No plan of its run has come to its last known token yet."""
+        self.is_watched: Bools = np.zeros(max_num_seqs, np.bool_)
+        """Each of its tokens is looked at in Python."""
+        self.tenant: Int32s = np.zeros(max_num_seqs, np.int32)
+        """Index of its tenant's counter."""
+        self.tail: Int32s = np.zeros((max_num_seqs, block_size), np.int32)
+        """[max_num_seqs, block_size]: the token at position p is at p % block_size, from the last block border on."""
+        self.requests: list[Request | None] = [None] * max_num_seqs
+        self._free = list(range(max_num_seqs))
+        self._removed: list[int] = []
+        self._in_order: RowIndexes | None = None
+        self._requests_in_order: list[Request] | None = None
+
+    @property
+    def num_free(self) -> int:
+        """Rows that can be taken now."""
+        return len(self._free)
+
+    def take(self, request: Request, run: int) -> int:
+        """The lowest free row. The caller fills it in."""
+        row = heappop(self._free)
+        self.requests[row] = request
+        self.run[row] = run
+        self._in_order = self._requests_in_order = None
+        return row
+
+    def give_back(self, row: int) -> None:
+        """Free `row`; the next plan tells the worker, before it may place another request there."""
+        self.requests[row] = None
+        self.run[row] = self.num_drafts[row] = 0
+        heappush(self._free, row)
+        self._removed.append(row)
+        self._in_order = self._requests_in_order = None
+
+    def in_order(self) -> RowIndexes:
+        """[num_running] rows in use, by run: as they were taken. Read only."""
+        if self._in_order is None:
+            used = np.flatnonzero(self.run)
+            self._in_order = used[np.argsort(self.run[used])]
+        return self._in_order
+
+    def of(self, rows: RowIndexes) -> list[Request]:
+        """The requests in rows that are in use; a list that nobody changes."""
+        if rows is not self._in_order:
+            return self._of(rows)
+        if self._requests_in_order is None:
+            self._requests_in_order = self._of(rows)
+        return self._requests_in_order
+
+    def _of(self, rows: RowIndexes) -> list[Request]:
+        requests = self.requests
+        return [request for row in rows.tolist() if (request := requests[row]) is not None]
+
+    def drain_removed(self) -> list[int]:
+        """Rows freed since the last plan, in that order; each at most once."""
+        removed, self._removed = self._removed, []
+        return removed
+
+    def forget_removed(self) -> None:
+        """The worker is gone and its rows with it: there is nobody to tell."""
+        self._removed = []
+
+    def check_integrity(self, used: list[int]) -> list[int]:
+        """Assert that no row is free or used twice, or both. Returns those that are neither: they are given back."""
+        rows = {*self._free, *used}
+        assert len(rows) == len(self._free) + len(used), f"rows {sorted(used)} are used, {sorted(self._free)} free"
+        lost = sorted(set(range(self.max_num_seqs)) - rows)
+        for row in lost:
+            self.give_back(row)
+        assert sorted(np.flatnonzero(self.run).tolist()) == sorted(used), "rows with a run and running requests differ"
+        assert len(set(self._removed)) == len(self._removed), f"a row is removed twice: {self._removed}"
+        heap = list(self._free)
+        heapify(heap)
+        assert heap[:1] == self._free[:1], "the free rows are no heap"
+        return lost

@@ -1,0 +1,159 @@
+"""The rows that run already: who has to go, and what each of the others computes in the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..kv_cache.prefix_cache import register_full_blocks
+from .loading import lose_one_loaded
+from .plan_builder import PlanBuilder, Share
+from .preemption import preempt_one
+from .request import Request
+from .row_arrays import Int32s, RowIndexes
+from .state import SchedulerState
+
+
+class _Wanted(NamedTuple):
+    """Of n rows that can be planned, in plan order."""
+
+    rows: RowIndexes
+    num_tokens: Int32s
+    """What each computes under the budget; 0: nothing."""
+    num_left: Int32s
+    """Tokens until it can sample."""
+    num_blocks: Int32s
+    """Blocks that it has to get for them."""
+
+
+def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
+    """Give every running request what it needs while the budget lasts; True if one was preempted.
+
+    Each gets at least 1 token if there are no more rows than budget, for one token is kept for each that comes behind;
+    one that gets nothing is skipped. If blocks run out, victims go until the others fit: before anything is planned, so
+    that no victim stands in the plan. During a trial only the group that is tried runs.
+    """
+    has_preempted = False
+    wanted = _wanted(state)
+    while np.add.reduce(wanted.num_blocks) > state.pool.num_free:
+        if np.count_nonzero(state.rows.num_drafts):
+            _drop_drafts(state)
+        elif preempt_one(state):
+            has_preempted = True
+        elif not lose_one_loaded(state):
+            # Alone every request fits, but what is on its way from elsewhere holds blocks until it is there.
+            zeros = np.zeros_like(wanted.num_tokens)
+            wanted = wanted._replace(num_tokens=zeros, num_blocks=zeros)
+            break
+        wanted = _wanted(state)
+    _schedule(state, plan, wanted)
+    _cache_full_blocks(state)
+    return has_preempted
+
+
+def _wanted(state: SchedulerState) -> _Wanted:
+    arrays, limits = state.rows, state.limits
+    rows = _rows_in_order(state)
+    num_known = arrays.num_tokens[rows] + arrays.num_in_flight[rows]
+    can_go = num_known < arrays.max_total[rows]
+    has_drafts = np.count_nonzero(arrays.num_drafts) > 0
+    if has_drafts:
+        can_go &= (arrays.num_drafts[rows] == 0) | (arrays.num_in_flight[rows] == 0)
+    if np.count_nonzero(can_go) < len(rows):
+        rows, num_known = rows[can_go], num_known[can_go]
+    num_computed = arrays.num_computed[rows]
+    num_left = num_known - num_computed
+    num_wanted = num_left + arrays.num_drafts[rows] if has_drafts else num_left
+    num_tokens = _under_budget(np.minimum(num_wanted, limits.max_chunk), limits.max_num_batched_tokens)
+    num_blocks = -(-(num_computed + num_tokens) // limits.block_size) - arrays.num_blocks[rows]
+    return _Wanted(rows, num_tokens, num_left, np.maximum(num_blocks, 0))
+
+
+def _drop_drafts(state: SchedulerState) -> None:
+    """Nobody goes for the sake of guesses."""
+    for request in state.rows.of(np.flatnonzero(state.rows.num_drafts)):
+        request.take_drafts(0)
+
+
+def _rows_in_order(state: SchedulerState) -> RowIndexes:
+    if not state.trial.is_active and not state.policies.order.sorts_running:
+        return state.rows.in_order()
+    requests: Sequence[Request] = state.running_in_order()
+    if state.trial.is_active:
+        requests = [request for request in requests if request.key in state.trial.group]
+    return np.array([request.row for request in requests], np.intp)
+
+
+def _under_budget(num_tokens: Int32s, budget: int) -> Int32s:
+    """What each of n rows that want `num_tokens[i]` >= 1 gets: in order, but one token is kept for each behind it.
+
+    Budget 10: [8, 8, 1] -> [8, 1, 1]; budget 2: [1, 1, 1] -> [1, 1, 0].
+    """
+    num_rows = len(num_tokens)
+    if np.add.reduce(num_tokens) <= budget:
+        return num_tokens
+    if num_rows >= budget:
+        return (np.arange(num_rows) < budget).astype(np.int32)
+    beyond_one = np.minimum(np.cumsum(num_tokens - 1, dtype=np.int64), budget - num_rows)
+    return (1 + np.diff(beyond_one, prepend=0)).astype(np.int32)
+
+
+def _schedule(state: SchedulerState, plan: PlanBuilder, wanted: _Wanted) -> None:
+    rows, num_tokens, num_left, num_blocks = wanted
+    if np.count_nonzero(num_tokens) < len(rows):
+        is_planned = num_tokens > 0
+        rows, num_tokens = rows[is_planned], num_tokens[is_planned]
+        num_left, num_blocks = num_left[is_planned], num_blocks[is_planned]
+    if not len(rows):
+        return
+    arrays = state.rows
+    is_growing = np.flatnonzero(num_blocks)
+    if len(is_growing):
+        _give_blocks(state, plan, rows[is_growing], num_blocks[is_growing])
+    requests = arrays.of(rows)
+    is_prefilling = arrays.is_prefilling[rows]
+    if np.count_nonzero(is_prefilling):
+        for i in np.flatnonzero(is_prefilling).tolist():
+            state.ledgers.chunk(requests[i], int(num_tokens[i]))
+        arrays.is_prefilling[rows] = is_prefilling & (num_tokens < num_left)
+    if np.count_nonzero(arrays.num_drafts):
+        num_drafts = np.maximum(num_tokens - num_left, 0).astype(np.int32)
+        drafts = [request.take_drafts(count) for request, count in zip(requests, num_drafts.tolist(), strict=True)]
+        draft_ids = [token_id for part in drafts for token_id in part]
+        state.counters.num_draft_tokens += len(draft_ids)
+        plan.schedule(Share(requests, rows, num_tokens, num_tokens >= num_left, num_drafts, draft_ids))
+    else:
+        plan.schedule(Share(requests, rows, num_tokens, num_tokens == num_left))
+
+
+def _give_blocks(state: SchedulerState, plan: PlanBuilder, rows: RowIndexes, num_blocks: Int32s) -> None:
+    block_ids = state.pool.allocate(int(np.add.reduce(num_blocks)))
+    at = 0
+    for request, count in zip(state.rows.of(rows), num_blocks.tolist(), strict=True):
+        request.block_ids += block_ids[at : at + count]
+        at += count
+    arrays = state.rows
+    arrays.num_blocks[rows] += num_blocks
+    runs, is_for_drafts = np.repeat(arrays.run[rows], num_blocks), np.repeat(arrays.num_drafts[rows] > 0, num_blocks)
+    state.leaks.grow(block_ids, runs, is_for_drafts, state.steps.num_planned)
+    plan.append_blocks(rows, num_blocks, block_ids)
+
+
+def _cache_full_blocks(state: SchedulerState) -> None:
+    """Of all rows that have filled a block since the last plan."""
+    if not state.limits.prefix_caching:
+        return
+    arrays = state.rows
+    rows = arrays.in_order()
+    num_full = np.minimum(arrays.num_computed[rows], arrays.num_tokens[rows]) // state.limits.block_size
+    num_registered = arrays.num_registered[rows]
+    is_new = np.flatnonzero(num_full > num_registered)
+    if not len(is_new):
+        return
+    rows, num_full, num_registered = rows[is_new], num_full[is_new], num_registered[is_new]
+    arrays.num_registered[rows] = num_full
+    for request, first, end in zip(arrays.of(rows), num_registered.tolist(), num_full.tolist(), strict=True):
+        token_ids = request.kept_token_ids
+        register_full_blocks(state.pool, request.block_keys, token_ids, request.block_ids, first, end)

@@ -1,0 +1,31 @@
+"""Requests whose grammar has to be compiled before they run."""
+
+from __future__ import annotations
+
+from ..mailbox.messages.requests import Finish
+from .request import Request, RequestState
+from .state import SchedulerState
+
+
+def await_grammar(state: SchedulerState, request: Request) -> None:
+    """A request that was queued waits for its grammar, unless that is ready; it ends if it is known to be bad."""
+    if not state.grammars.is_known(request.grammar_key):
+        state.hold_back(request, RequestState.WAITING_FOR_GRAMMAR)
+        state.grammars.wait(request)
+    elif (failure := state.grammars.failure(request.grammar_key)) is not None:
+        _refuse(state, request, failure)
+
+
+def decide_grammar(state: SchedulerState, grammar_key: str, failure: str | None) -> None:
+    """A grammar is ready, or (`failure`: why) cannot be compiled: who waited for it may go, or ends."""
+    for request in state.grammars.decide(grammar_key, failure):
+        if failure is None:
+            state.let_go(request)
+        else:
+            _refuse(state, request, failure)
+
+
+def _refuse(state: SchedulerState, request: Request, failure: str) -> None:
+    finish = Finish(RequestState.ERROR.finish_reason, request.usage(), message=failure, status=400)
+    state.outbox.finish(request, finish)
+    state.end(request, RequestState.ERROR)

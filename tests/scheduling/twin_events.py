@@ -1,0 +1,239 @@
+"""What each event changes, as the rules say it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from callboard.mailbox.messages.admission import AddInput, Admit, Stop
+from callboard.mailbox.messages.drafts import Drafts
+from callboard.mailbox.messages.grammar import GrammarFailed, GrammarReady
+from callboard.mailbox.messages.requests import Abort
+from callboard.mailbox.messages.steps import StepResult
+from callboard.mailbox.messages.transfers import BlocksLoaded
+from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
+from callboard.tests.scheduling.twin_request import FOR_GRAMMAR, FOR_INPUT, FOR_REMOTE_KV, TwinEnd, TwinRequest
+from callboard.tests.scheduling.twin_sessions import add_input, cut_turn, end_turn, has_room
+from callboard.tests.scheduling.twin_state import TwinState
+
+
+def apply(state: TwinState, event: Event) -> None:
+    match event:
+        case Admit():
+            _admit(state, event)
+        case AddInput():
+            add_input(state, event)
+        case Stop():
+            _stop(state, event)
+        case Abort():
+            _abort(state, event)
+        case GrammarReady():
+            _settle_grammar(state, event.grammar_key, is_good=True)
+        case GrammarFailed():
+            _settle_grammar(state, event.grammar_key, is_good=False)
+        case Drafts():
+            _keep_drafts(state, event)
+        case BlocksLoaded():
+            _use_loaded(state, event)
+        case StepResult():
+            if event.epoch == state.epoch:
+                _take_result(state, event)
+        case WorkerGone():
+            _lose_worker(state)
+            state.epoch = None
+        case WorkerAttached():
+            _lose_worker(state)
+            state.epoch = event.epoch
+        case TokenizerGone():
+            _lose_tokenizer(state, event.tokenizer)
+        case _:
+            raise AssertionError(f"the twin does not know {event}")
+
+
+def end_overdue(state: TwinState) -> None:
+    """Requests past their deadlines, the earliest first; then those that nobody claimed in time."""
+    overdue = [r for r in state.live.values() if deadline_of(r) <= state.now_ns]
+    for request in sorted(overdue, key=lambda request: (deadline_of(request), request.key)):
+        state.end(request, TwinEnd("timeout"))
+        state.num_timed_out += 1
+    unclaimed = [r for r in state.live.values() if r.orphan is not None and r.orphan[0] <= state.now_ns]
+    for request in sorted(unclaimed, key=lambda request: request.orphan or (0, 0)):
+        state.forget(request)
+
+
+def deadline_of(request: TwinRequest) -> float:
+    return float("inf") if request.admit.deadline_ns is None else request.admit.deadline_ns
+
+
+def _admit(state: TwinState, admit: Admit) -> None:
+    known = state.live.get((admit.request_id, admit.choice))
+    if known is not None:
+        if admit.attempt <= known.attempt:
+            return
+        if not known.admit.is_session:
+            _take_over(state, known, admit)
+            return
+        state.forget(known)  # a session begins anew
+    request = TwinRequest(admit, state.limits)
+    end = None if admit.is_paused else _end_at_once(request)
+    code = _refusal(state, request) if admit.attempt == 1 and end is None else None
+    if code is not None:
+        state.refused[request.key] = code
+        return
+    if end is not None and (not request.is_open or not has_room(request)):
+        state.ends[request.key] = (state.told(request, end), request.num_come_with, request.output)
+        state.num_finished += 1
+        return
+    state.turns[request.key, request.num_prompt_tokens] = request.admit
+    state.take_in(request)
+    if admit.is_paused or end is not None:
+        state.pause(request)
+        if end is not None:
+            state.pauses.setdefault(request.key, []).append(state.told(request, end))
+        return
+    state.enqueue(request)
+    if admit.grammar_key and admit.grammar_key not in state.grammars:
+        request.state = FOR_GRAMMAR
+    elif not state.grammars.get(admit.grammar_key, True):
+        state.end(request, TwinEnd("error", status=400))
+
+
+def _end_at_once(request: TwinRequest) -> TwinEnd | None:
+    """Nothing to compute, no room for one token more, or all of it there already."""
+    if not has_room(request):
+        return TwinEnd("length")
+    return request.end_after_last_token() if request.turn_output else None
+
+
+def _refusal(state: TwinState, request: TwinRequest) -> str | None:
+    waiting = state.waiting()
+    if len(waiting) >= state.limits.max_queued_requests + state.num_free_rows:
+        return "queue_full"
+    num_tokens = sum(other.num_prompt_tokens for other in waiting) + request.num_prompt_tokens
+    return "queue_tokens_full" if waiting and num_tokens > state.limits.max_queued_tokens else None
+
+
+def _take_over(state: TwinState, known: TwinRequest, admit: Admit) -> None:
+    known.attempt, known.tokenizer, known.orphan = admit.attempt, admit.tokenizer, None
+    asks = known.admit.sampling.prompt_logprobs is not None
+    if asks and known.has_told_prompt and not admit.output_token_ids:  # they went with the first token
+        if known in state.running:
+            state.preempt(known)
+        del known.tokens[known.num_prompt_tokens :]
+        known.has_told_prompt = False
+
+
+def _stop(state: TwinState, event: Stop) -> None:
+    request = state.live.get((event.request_id, event.choice))
+    if request is None or request.attempt > event.attempt:
+        return
+    if request.is_open:
+        cut_turn(state, request, event.position)
+    else:
+        state.forget(request)
+
+
+def _abort(state: TwinState, event: Abort) -> None:
+    for key, request in list(state.live.items()):
+        if key[0] == event.request_id and request.attempt <= event.attempt:
+            state.forget(request)
+
+
+def _settle_grammar(state: TwinState, grammar_key: str, *, is_good: bool) -> None:
+    state.grammars[grammar_key] = is_good
+    for request in list(state.live.values()):
+        if request.state == FOR_GRAMMAR and request.admit.grammar_key == grammar_key:
+            state.let_go(request)
+            if not is_good:
+                state.end(request, TwinEnd("error", status=400))
+
+
+def _keep_drafts(state: TwinState, event: Drafts) -> None:
+    """Those of a row whose last token is known, and lacks nothing but to be computed."""
+    for run, position, drafts in zip(event.runs, event.positions, event.token_ids, strict=True):
+        request = state.request_of_run.get(run)
+        if request is None or position != len(request.tokens):
+            continue
+        if not request.num_pending and request.num_missing == 1:
+            room = request.max_total - len(request.tokens) - 1
+            request.drafts = drafts[:room]
+
+
+def _use_loaded(state: TwinState, event: BlocksLoaded) -> None:
+    """Whole blocks count; what is not there is free again, and so is all if nobody waits for it."""
+    load = state.loads.pop(event.transfer)
+    request = load.request
+    if request is None:
+        state.pool.give_back(load.blocks)
+        return
+    num_blocks = event.num_tokens // state.limits.block_size
+    state.pool.give_back(load.blocks[num_blocks:])
+    request.blocks = load.blocks[:num_blocks]
+    request.num_loaded = request.num_computed = num_blocks * state.limits.block_size
+    state.label_blocks(request)
+    request.num_computed = 0
+    state.let_go(request)
+
+
+def _take_result(state: TwinState, result: StepResult) -> None:
+    state.in_flight.popleft()
+    runs = np.frombuffer(result.runs, "<i8").tolist()
+    tokens = np.frombuffer(result.token_ids, "<i4").tolist()
+    counts = np.frombuffer(result.num_sampled, "<i4").tolist() or [1] * len(runs)
+    one_by_one = []
+    for run, count in zip(runs, counts, strict=True):
+        sampled, tokens = tokens[:count], tokens[count:]
+        if run in state.request_of_run:
+            one_by_one.append((state.request_of_run[run], sampled))
+    for request, sampled in one_by_one:
+        _append(state, request, sampled)
+
+
+def _append(state: TwinState, request: TwinRequest, sampled: list[int]) -> None:
+    """Each token may be the last; drafts that were not accepted were never computed."""
+    num_accepted = len(sampled) - 1
+    state.num_accepted += num_accepted
+    request.num_pending -= 1
+    request.num_computed -= request.num_drafts_in_flight - num_accepted
+    request.num_drafts_in_flight = 0
+    request.drafts = []
+    request.num_deaths = 0
+    request.has_told_prompt = True
+    for token in sampled:
+        request.tokens.append(token)
+        state.num_generated_tokens += 1
+        state.served[request.admit.tenant] += 1
+        end = request.end_after_last_token()
+        if end is None:
+            continue
+        if request.is_open:
+            end_turn(state, request, end)
+        else:
+            state.end(request, end)
+        return
+
+
+def _lose_worker(state: TwinState) -> None:
+    """All K/V are gone: what ran goes back, what was loaded or is being loaded is lost."""
+    in_flight = {request.key: request for requests in state.in_flight for request in requests}
+    for request in in_flight.values():
+        request.num_deaths += 1
+    assert all(r.num_deaths < 2 for r in in_flight.values() if state.live.get(r.key) is r), "the twin tries nobody"
+    state.in_flight.clear()
+    for request in reversed(list(state.running)):
+        state.preempt(request)
+    for request in state.waiting():
+        if request.state == FOR_REMOTE_KV:
+            state.abandon_load(request)
+            state.let_go(request)
+    for request in state.waiting():
+        state.drop_loaded(request)
+    state.pool.contents.clear()
+
+
+def _lose_tokenizer(state: TwinState, tokenizer: str) -> None:
+    paused = [request for request in state.live.values() if request.state == FOR_INPUT]
+    paused.sort(key=lambda request: request.waits_since)
+    for number, request in enumerate([*state.waiting(), *paused, *state.running]):
+        if request.tokenizer == tokenizer:
+            request.tokenizer = None
+            request.orphan = (state.now_ns + round(state.limits.resume_grace_s * 1e9), number)

@@ -1,0 +1,46 @@
+"""Streaming sessions: a turn that ends waits for the next input."""
+
+from __future__ import annotations
+
+from callboard.mailbox.messages.admission import AddInput
+from callboard.tests.scheduling.twin_request import FOR_INPUT, TwinEnd, TwinRequest
+from callboard.tests.scheduling.twin_state import TwinState
+
+
+def has_room(request: TwinRequest) -> bool:
+    """There is something to answer, and room for one token more."""
+    return 0 < request.num_prompt_tokens < request.max_total
+
+
+def end_turn(state: TwinState, request: TwinRequest, end: TwinEnd) -> None:
+    """The client is told, and says when it goes on."""
+    state.pauses.setdefault(request.key, []).append(state.told(request, end))
+    state.pause(request)
+
+
+def cut_turn(state: TwinState, request: TwinRequest, position: int) -> None:
+    """The client's end of a turn: output from index `position` + 1 on does not count; told once a turn."""
+    has_told = request.state == FOR_INPUT
+    if not has_told:
+        state.pause(request)
+    num_behind = request.output_index - (position + 1)
+    del request.tokens[len(request.tokens) - min(num_behind, len(request.turn_output)) :]
+    if not has_told:
+        state.pauses.setdefault(request.key, []).append(state.told(request, TwinEnd("stop")))
+
+
+def add_input(state: TwinState, event: AddInput) -> None:
+    """A turn begins; nothing to answer, or no room for an answer, ends the session. At another time it is dropped."""
+    request = state.live.get((event.request_id, event.choice))
+    if request is None or request.attempt != event.attempt or request.state != FOR_INPUT:
+        return
+    request.is_open = not event.is_last
+    if event.is_last and not event.token_ids:
+        state.end(request, TwinEnd("stop"))
+        return
+    request.begin_turn(event.token_ids)
+    if not has_room(request):
+        state.end(request, TwinEnd("length"))
+        return
+    state.turns[request.key, request.num_prompt_tokens] = request.admit
+    state.enqueue(request)
