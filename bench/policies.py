@@ -4,9 +4,9 @@
 
 Load. First each trace runs with a pool in which nothing waits for a block. The time average of the blocks that it has
 in use between the first and the last arrival is the trace's demand. At load L the pool has demand / L blocks, and at
-least what the longest request needs: at 0.7 it is short in bursts only, at 1.3 the queue grows as long as requests come.
-Arrivals are the same at every load; SPEEDUP sets how busy the device is beside that. Memory that the pool does not get
-is left unused, so the device's step times are the same, too.
+least what the longest request needs: at 0.7 it is short in bursts only, at 1.3 the queue grows as long as requests
+come. Arrivals stay the same at every load; SPEEDUP sets how busy the device is beside that. Memory that the pool does
+not get is left unused, so the device's step times stay the same, too.
 
 Every tenth request is urgent (priority -1) and a tenant of its own; all others are another tenant's. "The tenth" in the
 tables are those.
@@ -126,8 +126,9 @@ def main() -> None:
     bench = Bench(args.device)
     watermarks = {f"watermark {float(share):.1%}": {"watermark": share} for share in WATERMARKS}
     lines = [
-        f"Llama-3.1-8B on a simulated {args.device}; times in ms; goodput: complete, TTFT <= {OBJECTIVES.ttft_ms:,.0f} ms"
-        f" and TPOT <= {OBJECTIVES.tpot_ms:,.0f} ms. Simulated on {describe_machine()}."
+        f"Llama-3.1-8B on a simulated {args.device}; times in ms; goodput: complete, "
+        f"TTFT <= {OBJECTIVES.ttft_ms:,.0f} ms and TPOT <= {OBJECTIVES.tpot_ms:,.0f} ms. "
+        f"Simulated on {describe_machine()}."
     ]
     for text in args.traces:
         case = bench.case(text, args.limit)
@@ -135,8 +136,8 @@ def main() -> None:
             "",
             f"**{case.name}**, arrivals {case.speedup:g} times as dense: {len(case.trace):,} requests, demand "
             f"{case.demand_blocks:,} blocks, the longest request {case.longest_blocks:,}; pools of "
-            f"{', '.join(f'{case.num_blocks(load):,}' for load in args.loads)} blocks; {case.mean_running:.1f} "
-            f"rows on average with room for everything.",
+            f"{', '.join(f'{case.num_blocks(load):,}' for load in args.loads)} blocks; "
+            f"{case.mean_running:.1f} rows on average with room for everything.",
         ]
         for variants in (POLICIES, watermarks):
             lines += ["", *markdown(bench.rows(case, args.loads, variants))]

@@ -36,7 +36,7 @@ def format_ledger(request_id: str, ledger: RequestLedger, now_ns: int) -> list[s
             bar = "█" * round(share * _BAR_CELLS)
             lines.append(f"  {_seconds(part_ns):>12}  {share:6.1%}  {bar:<{_BAR_CELLS}}  {what}")
     if ledger.chunks:
-        lines.append(f"  computed in {len(ledger.chunks):,} chunks: {_shortened(ledger.chunks)} tokens")
+        lines.append(f"  computed in {len(ledger.chunks):,} chunks of {_shortened(ledger.chunks)} tokens")
     for record in ledger.preemptions:
         lines.append(f"  preempted at step {record.step} ({record.cause}): {record.num_lost_tokens:,} tokens lost")
     if ledger.num_recomputed_tokens:
@@ -60,7 +60,7 @@ def _parts(ledger: RequestLedger) -> list[tuple[str, int]]:
 
 def _shortened(chunks: Sequence[int], most: int = 16) -> str:
     shown = ", ".join(f"{chunk:,}" for chunk in chunks[:most])
-    return f"{shown} and {len(chunks) - most} more of" if len(chunks) > most else shown
+    return f"{shown}, ..." if len(chunks) > most else shown
 
 
 def _seconds(time_ns: int) -> str:

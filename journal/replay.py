@@ -17,7 +17,6 @@ from ..scheduling.scheduler import Scheduler
 from .packer import PlanChain
 from .reader import JournalFile
 from .records import Calls, Checked
-from .seams import Replayable
 from .unpacker import ReadCall, Unpacker
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -54,15 +53,15 @@ class Replay:
     def __init__(
         self,
         *,
-        make_scheduler: Callable[[SchedulerLimits], Replayable] = Scheduler,
-        restore_scheduler: Callable[[SchedulerLimits, bytes], Replayable] | None = None,
+        make_scheduler: Callable[[SchedulerLimits], Scheduler] = Scheduler,
+        restore_scheduler: Callable[[SchedulerLimits, bytes], Scheduler] | None = None,
         observers: Sequence[Observer] = (),
         until_step: int | None = None,
     ) -> None:
         self.num_steps = 0
         """Plans that were made."""
         self.num_calls = 0
-        self.scheduler: Replayable | None = None
+        self.scheduler: Scheduler | None = None
         self.difference: Difference | None = None
         self.now_ns = 0
         self.is_at_step = False

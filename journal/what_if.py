@@ -22,7 +22,6 @@ from ..scheduling.scheduler import Scheduler
 from .arrivals import TimedEvent
 from .outcomes import Key, Outcomes
 from .plan_rows import expected_rows
-from .seams import Replayable
 from .step_model import StepModel
 
 _FILLER = 1 << 30
@@ -67,7 +66,7 @@ class ModelledWorker:
 class WhatIf(msgspec.Struct):
     """How it went."""
 
-    scheduler: Replayable
+    scheduler: Scheduler
     outcomes: Outcomes
     num_steps: int
     begin_ns: int

@@ -21,7 +21,7 @@ def take_in(state: SchedulerState, admit: Admit) -> None:
     if known is not None:
         if admit.attempt <= known.attempt:
             return
-        if not known.is_session:
+        if not (known.is_session or known.first_output_index):
             _take_over(state, known, admit)
             return
         # What its client has may lie turns back: it begins anew, and finds in the cache what it had computed.

@@ -25,7 +25,7 @@ def begin_loading(state: SchedulerState, request: Request) -> None:
     request.num_remote_tokens = 0  # it is tried once
     block_ids = state.pool.allocate(blocks_for(num_tokens, state.limits.block_size))
     state.hold_back(request, RequestState.WAITING_FOR_REMOTE_KV)
-    transfer = state.transfers.begin(request, num_tokens, block_ids)
+    transfer = state.transfers.begin(request, num_tokens, block_ids, state.steps.num_planned)
     state.leaks.load(transfer, request.key, block_ids, state.steps.num_planned)
 
 
@@ -60,11 +60,11 @@ def lose_loaded(state: SchedulerState) -> None:
 
 
 def lose_one_loaded(state: SchedulerState) -> bool:
-    """The last one of those that wait with what was loaded for them gives it up, so that somebody gets on: not the one
-    whose turn it is. False if there is none."""
-    first = next_in_line(state)
+    """The last one of those that wait with what was loaded for them gives it up, so that somebody gets on: while
+    nothing runs that is the one whose turn it is, and it is spared. False if there is none."""
+    spared = None if state.running else next_in_line(state)
     for request in reversed(state.waiting.values()):
-        if request.block_ids and request is not first:
+        if request.block_ids and request is not spared:
             state.release_blocks(request)
             return True
     return False

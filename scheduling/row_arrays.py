@@ -30,7 +30,8 @@ NO_TOKEN = -1
 class RowArrays:
     """Rows 0 .. max_num_seqs - 1. The lowest free one is taken, so that a small batch stays dense.
 
-    All arrays are [max_num_seqs] unless said; of a free row only `run` and `num_drafts` mean anything, and are 0.
+    All arrays are [max_num_seqs] unless said; of a free row only `run`, `num_drafts` and
+    `is_prefilling` mean anything, and are 0.
     """
 
     def __init__(self, max_num_seqs: int, block_size: int) -> None:
@@ -84,6 +85,7 @@ class RowArrays:
         """Free `row`; the next plan tells the worker, before it may place another request there."""
         self.requests[row] = None
         self.run[row] = self.num_drafts[row] = 0
+        self.is_prefilling[row] = False
         heappush(self._free, row)
         self._removed.append(row)
         self._in_order = self._requests_in_order = None

@@ -29,20 +29,22 @@ class _Wanted(NamedTuple):
 
 
 def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
-    """Give every running request what it needs while the budget lasts; True if one was preempted.
+    """Give every running request what it needs while the budget lasts; True if blocks were short, so that nobody is to
+    be admitted.
 
     Each gets at least 1 token if there are no more rows than budget, for one token is kept for each that comes behind;
     one that gets nothing is skipped. If blocks run out, victims go until the others fit: before anything is planned, so
     that no victim stands in the plan. During a trial only the group that is tried runs.
     """
-    has_preempted = False
+    is_short = False
     wanted = _wanted(state)
     while np.add.reduce(wanted.num_blocks) > state.pool.num_free:
         if np.count_nonzero(state.rows.num_drafts):
             _drop_drafts(state)
-        elif preempt_one(state):
-            has_preempted = True
-        elif not lose_one_loaded(state):
+            wanted = _wanted(state)
+            continue
+        is_short = True
+        if not preempt_one(state) and not lose_one_loaded(state):
             # Alone every request fits, but what is on its way from elsewhere holds blocks until it is there.
             zeros = np.zeros_like(wanted.num_tokens)
             wanted = wanted._replace(num_tokens=zeros, num_blocks=zeros)
@@ -50,14 +52,14 @@ def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
         wanted = _wanted(state)
     _schedule(state, plan, wanted)
     _cache_full_blocks(state)
-    return has_preempted
+    return is_short
 
 
 def _wanted(state: SchedulerState) -> _Wanted:
     arrays, limits = state.rows, state.limits
     rows = _rows_in_order(state)
     num_known = arrays.num_tokens[rows] + arrays.num_in_flight[rows]
-    can_go = num_known < arrays.max_total[rows]
+    can_go = (num_known < arrays.max_total[rows]) & (num_known > arrays.num_computed[rows])  # no drafts in flight
     has_drafts = np.count_nonzero(arrays.num_drafts) > 0
     if has_drafts:
         can_go &= (arrays.num_drafts[rows] == 0) | (arrays.num_in_flight[rows] == 0)
@@ -113,8 +115,8 @@ def _schedule(state: SchedulerState, plan: PlanBuilder, wanted: _Wanted) -> None
     if len(is_growing):
         _give_blocks(state, plan, rows[is_growing], num_blocks[is_growing])
     requests = arrays.of(rows)
-    is_prefilling = arrays.is_prefilling[rows]
-    if np.count_nonzero(is_prefilling):
+    if np.count_nonzero(arrays.is_prefilling):
+        is_prefilling = arrays.is_prefilling[rows]
         for i in np.flatnonzero(is_prefilling).tolist():
             state.ledgers.chunk(requests[i], int(num_tokens[i]))
         arrays.is_prefilling[rows] = is_prefilling & (num_tokens < num_left)

@@ -193,7 +193,7 @@ class SchedulerState:
 
     def start(self, request: Request) -> None:
         """A waiting request takes a row and a run that was never used before."""
-        num_computed = request.num_loaded_tokens
+        num_computed, request.num_loaded_tokens = request.num_loaded_tokens, 0
         self._leave_waiting(request)
         if request.state is RequestState.WAITING:
             self.drain_rate.leave()

@@ -53,6 +53,11 @@ class StepLog:
         self.num_steady = 0
         self.num_overlapped = 0
 
+    @property
+    def num_ended(self) -> int:
+        """Steps planned that are not in flight."""
+        return self.num_planned - self.num_in_flight
+
     def plan(self, step: PlannedStep) -> None:
         """A plan was made."""
         self._steps.append(step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
 from ..mailbox.messages.transfers import LoadBlocks
@@ -15,16 +16,19 @@ class Transfers:
         self._last = 0
         self._requests: dict[int, Request | None] = {}
         self._block_ids: dict[int, list[int]] = {}
-        self._unsent: list[LoadBlocks] = []
+        self._unsent: deque[tuple[int, LoadBlocks]] = deque()
+        """With the number of steps that must have ended before."""
 
-    def begin(self, request: Request, num_tokens: int, block_ids: list[int]) -> int:
-        """Load the first `num_tokens` positions of the request into these blocks. Returns the transfer's number."""
+    def begin(self, request: Request, num_tokens: int, block_ids: list[int], num_steps: int) -> int:
+        """Load the first `num_tokens` positions of the request into these blocks, when the first `num_steps` steps have
+        ended: rows that are over may stand in them, and write into blocks that were theirs. Returns its number."""
         self._last += 1
         request.transfer = self._last
         self._requests[self._last] = request
         self._block_ids[self._last] = block_ids
         request_id, choice = request.key
-        self._unsent.append(LoadBlocks(self._last, request_id, choice, num_tokens, list(block_ids)))
+        load = LoadBlocks(self._last, request_id, choice, num_tokens, list(block_ids))
+        self._unsent.append((num_steps, load))
         return self._last
 
     def abandon(self, request: Request) -> None:
@@ -48,7 +52,9 @@ class Transfers:
         """Of all live transfers, by number."""
         return self._block_ids
 
-    def drain_unsent(self) -> list[LoadBlocks]:
-        """Those that the connector was not told of yet."""
-        unsent, self._unsent = self._unsent, []
-        return unsent
+    def drain_unsent(self, num_steps: int) -> list[LoadBlocks]:
+        """Those that the connector can be told of when so many steps have ended, and was not yet."""
+        loads = []
+        while self._unsent and self._unsent[0][0] <= num_steps:
+            loads.append(self._unsent.popleft()[1])
+        return loads

@@ -49,7 +49,9 @@ def apply_result(state: SchedulerState, result: StepResult) -> None:
     plain_tokens = found.first_token_ids[is_plain]
     one_by_one[is_plain] = _append_plain(state, rows[is_plain], found.positions[is_plain], plain_tokens)
     if found.num_drafts is not None:
-        num_accepted = np.zeros_like(found.num_drafts) if found.counts is None else np.subtract(found.counts, 1)
+        num_accepted: Int32s = np.zeros(len(rows), np.int32)
+        if found.counts is not None:
+            num_accepted += found.counts - 1
         state.ledgers.count_drafts(rows, found.num_drafts, num_accepted)
     logprobs = ResultLogprobs(result)
     for i in np.flatnonzero(one_by_one).tolist():

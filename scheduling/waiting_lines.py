@@ -24,23 +24,19 @@ class _Line:
         assert rank not in self.requests, f"{request.key} has the rank of another that waits: {rank}"
         self.requests[rank] = request
         heappush(self._heap, rank)
-        self._drop_stale()
 
     def remove(self, rank: Rank) -> None:
+        """Each rebuilding of the heap is paid for by the moves that made its stale entries."""
         del self.requests[rank]
-        self._drop_stale()
+        if len(self._heap) > 2 * len(self.requests) + _MIN_STALE:
+            self._heap = list(self.requests)
+            heapify(self._heap)
 
     def first(self) -> Request:
         """The line is not empty."""
         while self._heap[0] not in self.requests:
             heappop(self._heap)
         return self.requests[self._heap[0]]
-
-    def _drop_stale(self) -> None:
-        """Each rebuilding is paid for by the moves that made its stale entries."""
-        if len(self._heap) > 2 * len(self.requests) + _MIN_STALE:
-            self._heap = list(self.requests)
-            heapify(self._heap)
 
 
 class HeapLines:

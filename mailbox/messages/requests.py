@@ -315,7 +315,7 @@ class RequestLedger(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_cached_tokens: int
     """Of the prompt, at first admission."""
     chunks: tuple[int, ...]
-    """Tokens of each step that computed more than one position, or the last one of the prompt; the first 256."""
+    """Tokens of each step of a run until it can yield a token, that step included; the first 256."""
     preemptions: tuple[PreemptionRecord, ...]
     """The first 256."""
     num_recomputed_tokens: int

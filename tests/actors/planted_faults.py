@@ -20,6 +20,7 @@ from callboard.mailbox import Inbox
 from callboard.mailbox.messages.admission import Stop
 from callboard.mailbox.messages.requests import Abort, Delivered, Resume, TextDeltas
 from callboard.scheduling import intake
+from callboard.scheduling.ledger import PreemptionCause
 from callboard.scheduling.request import Request
 from callboard.scheduling.state import SchedulerState
 from callboard.tests.actors.delivery_world import World
@@ -31,8 +32,8 @@ def split_preemption_raises_the_attempt(patch: pytest.MonkeyPatch) -> None:
     """Only the frontend raises `attempt`; preemption raises `run`."""
     preempt = SchedulerState.preempt
 
-    def faulty(self: SchedulerState, request: Request) -> None:
-        preempt(self, request)
+    def faulty(self: SchedulerState, request: Request, cause: PreemptionCause) -> None:
+        preempt(self, request, cause)
         request.attempt += 1
 
     patch.setattr(SchedulerState, "preempt", faulty)

@@ -144,9 +144,7 @@ async def test_min_tokens_are_of_each_turn(rig: SessionRig) -> None:
 @pytest.mark.parametrize(
     "prompt", [TokenPrompt([A] * 5), TextPrompt("\ud800"), TokenPrompt([])], ids=["long", "no Unicode", "empty"]
 )
-async def test_input_that_cannot_be_taken_ends_the_session(
-    rig: SessionRig, prompt: TextPrompt | TokenPrompt
-) -> None:
+async def test_input_that_cannot_be_taken_ends_the_session(rig: SessionRig, prompt: TextPrompt | TokenPrompt) -> None:
     """Two tokens of the prompt, three of output, and five are ten, the model's length."""
     await opened(rig)
     rig.pause(0, [A, B, C])

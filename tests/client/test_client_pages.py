@@ -85,6 +85,7 @@ SHOWN = {
     "chat_stream": ["> What is the capital of France?", "> And of Italy?", " tokens]"],
     "completion_logprobs": ["% "],
     "choices_and_token_ids": ["choice 0: ", "choice 2: ", "prompt ids [", "goes on with"],
+    "session": ["> The first thing", "[length, ", "> And the last", " of them cached]"],
     "errors_and_timeouts": [
         "400, field temperature: ",
         "404: the model 'gpt-none'",
@@ -109,7 +110,9 @@ def test_every_example_is_run_and_named_on_the_page():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["chat_stream", "completion_logprobs", "choices_and_token_ids", "errors_and_timeouts"])
+@pytest.mark.parametrize(
+    "name", ["chat_stream", "completion_logprobs", "choices_and_token_ids", "session", "errors_and_timeouts"]
+)
 async def test_examples_of_the_client(name, url, capsys):
     await run_script(name, url)
     shown = capsys.readouterr().out

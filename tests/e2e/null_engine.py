@@ -68,7 +68,6 @@ class Oracle:
         )
         return {choice: self._tokenizer.decode(ids) for choice, ids in enumerate(answers)}
 
-
     def tokens(self, context: list[int], num_tokens: int, seed: int) -> list[int]:
         """The output behind all that stands before it, at temperature 1."""
         return self._device.answer(context, num_tokens, seed=seed)

@@ -108,7 +108,18 @@ class PlanMaker:
     def __post_init__(self) -> None:
         self.free = [int(b) for b in np.random.default_rng(self.seed).permutation(self.num_blocks)]
 
-    def place(self, row, tokens, *, num_prompt_tokens=None, shared_blocks=(), num_blocks=None, choice=0, **sampling):
+    def place(
+        self,
+        row,
+        tokens,
+        *,
+        num_prompt_tokens=None,
+        shared_blocks=(),
+        num_blocks=None,
+        choice=0,
+        first_output_index=0,
+        **sampling,
+    ):
         """Put a request on a row; `shared_blocks` come first in its block table."""
         self.next_run += 1
         wanted = -(-len(tokens) // BLOCK_SIZE) if num_blocks is None else num_blocks
@@ -127,6 +138,7 @@ class PlanMaker:
                 token_ids=np.array(tokens, np.int32).tobytes(),
                 block_ids=np.array(blocks, np.int32).tobytes(),
                 sampling=params,
+                first_output_index=first_output_index,
             )
         )
 

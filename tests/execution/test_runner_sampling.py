@@ -268,3 +268,16 @@ def test_a_mixed_step_in_pieces_gives_the_same(answers, make_prompt, monkeypatch
     for module in ("kernels.sampling", "execution.logit_changes"):
         monkeypatch.setattr(f"callboard.{module}.PIECE_LOGITS", 2 * VOCAB)
     assert run() == whole
+
+
+def test_a_later_turn_of_a_session_draws_on_where_the_one_before_stopped(answers, make_prompt):
+    """Its prompt holds 5 output tokens of an earlier turn: each token is that of a request with the same tokens before
+    it and the same number of output tokens among them."""
+    tokens = make_prompt(9, 18)
+    run = answers()
+    run.maker.place(0, tokens, num_prompt_tokens=18, num_blocks=0, first_output_index=5, temperature=1.5, seed=3)
+    run.maker.place(1, tokens, num_prompt_tokens=13, num_blocks=0, temperature=1.5, seed=3)
+    run.maker.place(2, tokens, num_prompt_tokens=18, num_blocks=0, temperature=1.5, seed=3)
+    run.known = {row: list(tokens) for row in range(3)}
+    run.run(8)
+    assert run.known[0] == run.known[1] != run.known[2]

@@ -12,6 +12,7 @@ import numpy as np
 from callboard.journal import JournalWriter
 from callboard.journal.plan_rows import expected_rows
 from callboard.mailbox.messages.admission import Stop
+from callboard.mailbox.messages.drafts import Drafts
 from callboard.mailbox.messages.requests import Abort
 from callboard.mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
@@ -29,6 +30,7 @@ class LightRun:
             num_blocks=14,
             block_size=4,
             max_model_len=40,
+            pipeline_depth=1,
             policy="priority",
             resume_grace_s=50e-9,
         )
@@ -63,7 +65,11 @@ class LightRun:
             name = f"r{random.randint(max(0, self._num_admitted - 8), self._num_admitted)}"
             events.append(Abort(name, 1, "client") if luck > 0.99 else Stop(name, 0, 1, random.randint(0, 5)))
         if self._plans:
-            events.append(self._work(self._plans.popleft()))
+            plan = self._plans.popleft()
+            result = self._work(plan)
+            events.append(result)
+            if random.random() < 0.3:
+                events += self._guess(result)
         return events
 
     def _admit(self) -> Event:
@@ -84,8 +90,33 @@ class LightRun:
             self._is_void = True
             return StepResult(plan.epoch, plan.step, b"", b"", b"", 0, 0, outcome=outcome, error="planted")
         runs, positions = expected_rows(plan)
-        tokens = (1 + np.frombuffer(positions, "<i4") * 7 % 11).astype("<i4")
-        return StepResult(plan.epoch, plan.step, runs, positions, tokens.tobytes(), self._now_ns, self._now_ns + 5)
+        tokens, num_sampled = self._tokens(plan, np.frombuffer(positions, "<i4").tolist())
+        result = StepResult(plan.epoch, plan.step, runs, positions, b"", self._now_ns, self._now_ns + 5)
+        sampled = np.array(num_sampled, "<i4").tobytes() if plan.num_drafts else b""
+        return msgspec.structs.replace(result, token_ids=np.array(tokens, "<i4").tobytes(), num_sampled=sampled)
+
+    def _tokens(self, plan: StepPlan, positions: list[int]) -> tuple[list[int], list[int]]:
+        """Of each sampling row the drafts that are accepted, and one token more; how many these are."""
+        samples = np.frombuffer(plan.samples, np.bool_).tolist()
+        num_drafts = np.frombuffer(plan.num_drafts, "<i4").tolist() or [0] * len(samples)
+        drafts = iter(np.frombuffer(plan.draft_ids, "<i4").tolist())
+        tokens: list[int] = []
+        num_sampled: list[int] = []
+        places = iter(positions)
+        for is_sampled, count in zip(samples, num_drafts, strict=True):
+            guesses = [next(drafts) for _ in range(count)]
+            if is_sampled:
+                accepted = guesses[: self._random.randint(0, count)]
+                tokens += [*accepted, 1 + (next(places) + len(accepted)) * 7 % 11]
+                num_sampled.append(len(accepted) + 1)
+        return tokens, num_sampled
+
+    def _guess(self, result: StepResult) -> list[Event]:
+        """Drafts behind what this result made known."""
+        runs = np.frombuffer(result.runs, "<i8").tolist()
+        counts = np.frombuffer(result.num_sampled, "<i4").tolist() or [1] * len(runs)
+        known = [position + count for position, count in zip(_ints(result.positions), counts, strict=True)]
+        return [Drafts(runs, known, [[self._random.randint(1, 9) for _ in range(3)] for _ in runs])]
 
     def _attach(self) -> None:
         self._epoch += 1
@@ -112,3 +143,8 @@ class LightRun:
     def digest(self) -> str:
         """Over all plans, as the writer has it."""
         return self.writer._packer.chain.digest().hex()
+
+
+def _ints(data: bytes) -> list[int]:
+    values: list[int] = np.frombuffer(data, "<i4").tolist()
+    return values

@@ -18,7 +18,8 @@ def check_run(num_steps: int, stem: Path) -> None:
     recorded_s = time.perf_counter() - begin_s
     statistics = run.scheduler.statistics()
     assert statistics.num_preemptions > num_steps / 1000
-    assert statistics.num_failed_steps > 0 and statistics.num_orphans_ended > 0
+    assert min(statistics.num_failed_steps, statistics.num_orphans_ended) >= num_steps // 10_000
+    assert statistics.num_draft_tokens > statistics.num_accepted_tokens > num_steps / 1000
     replay = replayed(stem)
     assert replay.difference is None and not replay.ending
     assert replay.num_steps == run.num_steps >= num_steps
@@ -26,15 +27,16 @@ def check_run(num_steps: int, stem: Path) -> None:
     assert replay.scheduler is not None and replay.scheduler.statistics() == statistics
     num_bytes = sum(path.stat().st_size for path in stem.parent.iterdir())
     print(
-        f"\n{run.num_steps:,} steps, {statistics.num_finished:,} requests, {statistics.num_preemptions:,} preemptions: "
+        f"\n{run.num_steps:,} steps, {statistics.num_finished:,} requests, {statistics.num_preemptions:,} preemptions, "
+        f"{statistics.num_accepted_tokens:,} of {statistics.num_draft_tokens:,} drafts accepted: "
         f"recorded in {recorded_s:,.0f} s, replayed in {time.perf_counter() - begin_s - recorded_s:,.0f} s, "
         f"{num_bytes / run.num_steps:.0f} bytes a step, hash {run.digest()}"
     )
 
 
 @pytest.mark.slow
-def test_two_thousand_steps_replay_to_the_same_hash(tmp_path: Path) -> None:
-    check_run(2_000, tmp_path / "j")
+def test_a_thousand_steps_replay_to_the_same_hash(tmp_path: Path) -> None:
+    check_run(1_000, tmp_path / "j")
 
 
 @pytest.mark.nightly

@@ -23,6 +23,14 @@ def drafts_of(plan: StepPlan) -> list[list[int]]:
     return [ids[sum(counts[:index]) : sum(counts[: index + 1])] for index in range(len(counts))]
 
 
+def sampled_of(result: StepResult) -> list[tuple[int, list[int]]]:
+    """Each run of a result, and its tokens."""
+    runs, token_ids = np.frombuffer(result.runs, "<i8").tolist(), ints(result.token_ids)
+    counts = ints(result.num_sampled) or [1] * len(runs)
+    assert len(runs) == len(counts) and sum(counts) == len(token_ids)
+    return [(run, token_ids[sum(counts[:i]) : sum(counts[: i + 1])]) for i, run in enumerate(runs)]
+
+
 class Row:
     """A row of the persistent batch, and what was admitted for it."""
 

@@ -125,6 +125,13 @@ def test_no_more_than_4096_tokens_of_output_are_reckoned_with() -> None:
     assert wanted == math.ceil((100 + 2048) / 16)
 
 
+@pytest.mark.parametrize(("share_ppm", "num_tokens"), [(0, 11), (1, 11), (200_000, 11), (200_001, 12), (1_000_000, 15)])
+def test_a_share_is_rounded_up_and_the_next_token_always_counts(share_ppm: int, num_tokens: int) -> None:
+    """Of 5 tokens behind a prompt of 10, one token a block."""
+    view = view_of(share_ppm=share_ppm, block_size=1)
+    assert estimate.blocks_wanted(newcomer(10, 5), 0, 10, view) == num_tokens
+
+
 def test_after_a_retract_the_share_is_what_was_written_of_what_may_be() -> None:
     """100 and 200 of 400 tokens each, and 20 ahead: 340 of 800."""
     running = [runner(1, 10, 100, 400, 7), runner(2, 10, 200, 400, 14)]

@@ -1,6 +1,9 @@
-"""The scheduler against its brute-force twin, under random transitions in tiny pools: every call gives the twin's plan."""
+"""The scheduler against its brute-force twin, in tiny pools: whatever happens, every call gives the twin's plan."""
 
 from __future__ import annotations
+
+import sys
+from importlib import import_module
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -8,6 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from callboard.tests.scheduling.choices import DrawnChoices
+from callboard.tests.scheduling.mutated import mutated
+from callboard.tests.scheduling.planted_bugs import BUGS, PlantedBug
 from callboard.tests.scheduling.twin_runs import run_worlds
 from callboard.tests.scheduling.twin_transitions import WEIGHTS, choose_limits
 from callboard.tests.scheduling.twin_world import World
@@ -45,6 +50,41 @@ TestTwinMachine = pytest.mark.slow(TwinMachine.TestCase)
 @pytest.mark.parametrize("part", range(10))
 def test_twin_agrees_over_50_000_transitions(part: int) -> None:
     run_worlds(SEEDS_A_RUN * part, NUM_BY_DAY // 10)
+
+
+CHECKS = {
+    "twin_compare.py": "the twin has another plan or state",
+    "twin.py": "the twin has other runs, transfers or deadlines",
+    "twin_world.py": "what clients are told, or counts",
+    "fake_client.py": "the client: order and gaps of what it is told",
+    "fake_worker.py": "the worker: rows, positions and K/V as hashes",
+    "fake_connector.py": "the connector: two write to one block",
+    "block_pool.py": "conservation in the pool",
+    "integrity.py": "conservation in the scheduler",
+}
+"""Where it is raised -> what has found it; anything else is an invariant of the scheduler itself."""
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_planted_bug_is_found(bug: PlantedBug) -> None:
+    copies = mutated(f"callboard.{bug.module}", bug.old, bug.new, "callboard.tests.scheduling.twin_runs")
+    with copies as runs, pytest.raises(Exception) as found:
+        runs.run_worlds(0, 20_000)
+    place = found.traceback[-1].path.name
+    print(f"{bug.name}: {CHECKS.get(place, place)} ({found.value.__notes__[-1]})")
+
+
+def test_there_are_15_planted_bugs() -> None:
+    assert len({bug.name for bug in BUGS}) == len(BUGS) >= 15
+
+
+def test_the_real_modules_are_as_before() -> None:
+    before = dict(sys.modules)
+    with mutated("callboard.scheduling.lifo", "running[-1]", "running[0]", "callboard.scheduling.scheduler") as copy:
+        assert copy is not before["callboard.scheduling.scheduler"]
+    assert sys.modules == before
+    assert import_module("callboard.scheduling.lifo") is before["callboard.scheduling.lifo"]
+    run_worlds(0, 100)
 
 
 @pytest.mark.nightly

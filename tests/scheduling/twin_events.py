@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from callboard.mailbox.messages.admission import AddInput, Admit, Stop
 from callboard.mailbox.messages.drafts import Drafts
 from callboard.mailbox.messages.grammar import GrammarFailed, GrammarReady
@@ -11,6 +9,7 @@ from callboard.mailbox.messages.requests import Abort
 from callboard.mailbox.messages.steps import StepResult
 from callboard.mailbox.messages.transfers import BlocksLoaded
 from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
+from callboard.tests.scheduling.fake_rows import sampled_of
 from callboard.tests.scheduling.twin_request import FOR_GRAMMAR, FOR_INPUT, FOR_REMOTE_KV, TwinEnd, TwinRequest
 from callboard.tests.scheduling.twin_sessions import add_input, cut_turn, end_turn, has_room
 from callboard.tests.scheduling.twin_state import TwinState
@@ -176,16 +175,9 @@ def _use_loaded(state: TwinState, event: BlocksLoaded) -> None:
 
 def _take_result(state: TwinState, result: StepResult) -> None:
     state.in_flight.popleft()
-    runs = np.frombuffer(result.runs, "<i8").tolist()
-    tokens = np.frombuffer(result.token_ids, "<i4").tolist()
-    counts = np.frombuffer(result.num_sampled, "<i4").tolist() or [1] * len(runs)
-    one_by_one = []
-    for run, count in zip(runs, counts, strict=True):
-        sampled, tokens = tokens[:count], tokens[count:]
+    for run, sampled in sampled_of(result):
         if run in state.request_of_run:
-            one_by_one.append((state.request_of_run[run], sampled))
-    for request, sampled in one_by_one:
-        _append(state, request, sampled)
+            _append(state, state.request_of_run[run], sampled)
 
 
 def _append(state: TwinState, request: TwinRequest, sampled: list[int]) -> None:

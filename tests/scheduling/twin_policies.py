@@ -97,16 +97,17 @@ def _bid(state: TwinState, request: TwinRequest) -> tuple[bool, int, Fraction, i
 
 
 def blocks_wanted(state: TwinState, request: TwinRequest, num_cached: int, num_first: int) -> int:
-    """Blocks that must be free for an admission, beside those that it has. A preempted one comes back for all its
-    tokens and the next, as far as the pool can hold them at all."""
+    """Blocks that must be free for an admission, beside those that it has; never more than the pool can have free. A
+    preempted one comes back for all its tokens and the next."""
     limits, pool = state.limits, state.pool
-    num_blocks = pool.blocks_for(len(request.tokens) + 1)
+    num_blocks = min(pool.blocks_for(len(request.tokens) + 1), limits.num_blocks)
     if limits.admission == "chunk" and request.state != PREEMPTED:
         num_blocks = pool.blocks_for(num_cached + num_first)
+    if limits.admission == "whole_prompt":
+        num_blocks += sum(max(0, pool.blocks_for(len(r.tokens)) - len(r.blocks)) for r in state.running)
     if limits.admission == "estimate":
         num_blocks = pool.blocks_for(_num_expected(state, request))
-        for other in state.running:
-            num_blocks += max(0, pool.blocks_for(_num_expected(state, other)) - len(other.blocks))
+        num_blocks += sum(max(0, pool.blocks_for(_num_expected(state, r)) - len(r.blocks)) for r in state.running)
     return min(num_blocks, limits.num_blocks) - num_cached // limits.block_size
 
 

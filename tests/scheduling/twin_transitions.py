@@ -12,8 +12,9 @@ from callboard.mailbox.messages.sampling import RepetitionDetection
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.tests.scheduling.choices import Choices, between, one_of
 from callboard.tests.scheduling.fake_model import next_token
+from callboard.tests.scheduling.fake_rows import sampled_of
 from callboard.tests.scheduling.fake_worker import make_admit, make_limits
-from callboard.tests.scheduling.twin_request import FOR_INPUT
+from callboard.tests.scheduling.twin_request import FOR_INPUT, TwinRequest
 from callboard.tests.scheduling.twin_world import GRAMMARS, World
 
 TOKENIZERS = ("tokenizer.0", "tokenizer.1")
@@ -111,21 +112,39 @@ def run_steps(world: World, choices: Choices) -> None:
         deliver(world, choices)
 
 
+def guess(request: TwinRequest, known: list[int], choices: Choices) -> list[int]:
+    """A proposer's guess at what comes behind the known tokens: more or less right."""
+    num_right, num_wrong = between(choices, 0, 4), between(choices, 0, 2)
+    guesses = list(known)
+    for _ in range(num_right):
+        guesses.append(next_token(guesses, request.key[1]))
+    return [*guesses[len(known) :], *([1] * num_wrong)]
+
+
 def draft(world: World, choices: Choices) -> None:
-    """A proposer guesses, more or less well, and mostly in time."""
-    runs = list(world.twin.state.request_of_run.items())
-    if not runs:
-        return
+    """Guesses at any time, mostly behind the last known token."""
     drafts = Drafts([], [], [])
-    for run, request in runs[: between(choices, 1, len(runs))]:
-        num_right, num_wrong = between(choices, 0, 4), between(choices, 0, 2)
-        guesses = list(request.tokens)
-        for _ in range(num_right):
-            guesses.append(next_token(guesses, request.key[1]))
+    for run, request in world.twin.state.request_of_run.items():
         drafts.runs.append(run)
         drafts.positions.append(len(request.tokens) + one_of(choices, [0] * 8 + [1, -1]))
-        drafts.token_ids.append([*guesses[len(request.tokens) :], *([1] * num_wrong)])
+        drafts.token_ids.append(guess(request, request.tokens, choices))
     world.call(drafts)
+
+
+def deliver_and_draft(world: World, choices: Choices) -> None:
+    """A result, and guesses at what follows it: in time if nothing else is in flight."""
+    if not world.results:
+        return
+    result = world.results.popleft()
+    drafts = Drafts([], [], [])
+    for run, tokens in sampled_of(result):
+        request = world.twin.state.request_of_run.get(run)
+        if request is not None:
+            known = request.tokens + tokens
+            drafts.runs.append(run)
+            drafts.positions.append(len(known))
+            drafts.token_ids.append(guess(request, known, choices))
+    world.call(result, drafts)
 
 
 def settle_grammar(world: World, choices: Choices) -> None:
@@ -226,7 +245,8 @@ WEIGHTS: dict[Transition, int] = {
     admit: 4,
     fork: 1,
     repeat: 2,
-    draft: 6,
+    draft: 2,
+    deliver_and_draft: 6,
     settle_grammar: 1,
     answer_load: 2,
     add_input: 2,

@@ -237,7 +237,8 @@ class World:
         """Output tokens of the turn that the scheduler is in, which the client has; 0 if it is behind."""
         if self.clients[key].tokenizer in self.blocked:
             return 0
-        return max(0, len(self.clients[key].token_ids) - self.talks[key].turn_start)
+        num_told = len(self.clients[key].token_ids) - self.talks[key].turn_start
+        return max(0, min(num_told, len(self.twin.state.live[key].turn_output)))
 
     def cut_turn(self, key: Key, position: int) -> None:
         """The tokenizer of a session has found a stop string, which ends the turn."""

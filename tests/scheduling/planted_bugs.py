@@ -1,0 +1,175 @@
+"""Bugs to be planted in the scheduler and the block pool: one change of the source each, and which check finds it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class PlantedBug(NamedTuple):
+    """In `module` (under callboard) `old` becomes `new`."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+
+
+BUGS = (
+    PlantedBug(
+        "blocks_for_is_off_by_one",
+        "kv_cache.block_pool",
+        "return -(-num_tokens // block_size)",
+        "return num_tokens // block_size + 1",
+    ),
+    PlantedBug(
+        "blocks_are_freed_first_block_first",
+        "kv_cache.block_pool",
+        "for block in reversed(blocks):",
+        "for block in blocks:",
+    ),
+    PlantedBug(
+        "a_block_keeps_its_key_when_it_is_allocated",
+        "kv_cache.block_pool",
+        "            self._drop_key(block)\n",
+        "",
+    ),
+    PlantedBug(
+        "a_shared_block_is_freed",
+        "kv_cache.block_pool",
+        "self._ref_cnt[block] -= 1",
+        "self._ref_cnt[block] = 0",
+    ),
+    PlantedBug(
+        "a_hit_block_stays_in_the_free_list",
+        "kv_cache.block_pool",
+        "                self._link(self._previous[block], self._next[block])\n",
+        "",
+    ),
+    PlantedBug(
+        "freed_blocks_go_to_the_head",
+        "kv_cache.block_pool",
+        "        self._link(self._previous[self._sentinel], block)\n        self._link(block, self._sentinel)\n",
+        "        self._link(block, self._next[self._sentinel])\n        self._link(self._sentinel, block)\n",
+    ),
+    PlantedBug(
+        "all_of_a_prompt_may_be_hit",
+        "kv_cache.prefix_cache",
+        "(len(token_ids) - 1) // pool.block_size",
+        "len(token_ids) // pool.block_size",
+    ),
+    PlantedBug(
+        "salts_share_a_cache",
+        "kv_cache.block_hash",
+        "if not cache_salt and not adapter:",
+        "if not adapter:",
+    ),
+    PlantedBug("the_first_is_the_victim", "scheduling.lifo", "return running[-1]", "return running[0]"),
+    PlantedBug(
+        "the_watermark_is_ignored",
+        "scheduling.admission",
+        "num_kept = limits.watermark_blocks if state.running else 0",
+        "num_kept = 0",
+    ),
+    PlantedBug(
+        "drafts_are_cached",
+        "scheduling.running",
+        "np.minimum(arrays.num_computed[rows], arrays.num_tokens[rows]) // state",
+        "arrays.num_computed[rows] // state",
+    ),
+    PlantedBug(
+        "rejected_drafts_are_not_rolled_back",
+        "scheduling.update",
+        "state.rows.num_computed[request.row] -= int(found.num_drafts[i]) - (count - 1)",
+        "pass",
+    ),
+    PlantedBug(
+        "deadlines_are_ignored",
+        "scheduling.deadlines",
+        "self._heap[0][0] <= now_ns:",
+        "self._heap[0][0] <= 0:",
+    ),
+    PlantedBug(
+        "grammars_are_not_awaited",
+        "scheduling.waiting_for_grammar",
+        "if not state.grammars.is_known(request.grammar_key):",
+        "if state.grammars.is_known(request.grammar_key) is None:",
+    ),
+    PlantedBug(
+        "half_a_transfer_counts_as_all",
+        "scheduling.loading",
+        "num_full = min(event.num_tokens // size, len(block_ids))",
+        "num_full = len(block_ids)",
+    ),
+    PlantedBug(
+        "blocks_of_a_transfer_that_nobody_wants_are_kept",
+        "scheduling.loading",
+        "        state.pool.free(block_ids)\n        return\n",
+        "        return\n",
+    ),
+    PlantedBug(
+        "a_session_keeps_its_blocks",
+        "scheduling.state",
+        "        self.pool.free(request.block_ids)\n        request.leave()\n",
+        "        self.pool.free([] if request.is_open else request.block_ids)\n        request.leave()\n",
+    ),
+    PlantedBug(
+        "one_token_over_the_budget",
+        "scheduling.plan_builder",
+        "self.budget = limits.max_num_batched_tokens\n",
+        "self.budget = limits.max_num_batched_tokens + 1\n",
+    ),
+    PlantedBug(
+        "tenants_are_not_lifted",
+        "scheduling.tenants",
+        "self._tokens[index] = max(self._tokens[index], lowest)",
+        "pass",
+    ),
+    PlantedBug(
+        "one_too_many_is_queued",
+        "scheduling.intake",
+        "if state.num_queued_room <= 0:",
+        "if state.num_queued_room < 0:",
+    ),
+    PlantedBug(
+        "somebody_is_admitted_in_a_step_that_preempts",
+        "scheduling.scheduler",
+        "if not schedule_running(state, builder):",
+        "if schedule_running(state, builder) is not None:",
+    ),
+    PlantedBug(
+        "long_prompts_are_not_cut",
+        "scheduling.running",
+        "np.minimum(num_wanted, limits.max_chunk)",
+        "num_wanted",
+    ),
+    PlantedBug(
+        "the_preempted_go_to_the_end",
+        "scheduling.fcfs",
+        "0 if request.state is RequestState.PREEMPTED else 1",
+        "1",
+    ),
+    PlantedBug(
+        "an_abort_ends_one_choice",
+        "scheduling.intake",
+        "for request in state.choices(event.request_id):",
+        "for request in state.choices(event.request_id)[:1]:",
+    ),
+    PlantedBug(
+        "the_cache_outlives_the_worker",
+        "scheduling.failures",
+        "    state.pool.forget_keys()\n",
+        "",
+    ),
+    PlantedBug(
+        "runs_are_used_again",
+        "scheduling.state",
+        "        self._last_run += 1\n",
+        "        self._last_run = max(self.running, default=0) + 1\n",
+    ),
+    PlantedBug(
+        "eos_ends_before_min_tokens",
+        "scheduling.stop",
+        "if last in request.stop_token_ids and not is_guarded:",
+        "if last in request.stop_token_ids and is_guarded:",
+    ),
+)
