@@ -103,7 +103,7 @@ def run_load(model: str, load: Load, seconds: float, seed: int) -> Measured:
             outcomes = asyncio.run(send(server.url))
             server.terminate()
             server.wait()
-        recorded = read_recorded(list(files_of(journal).values()))
+        recorded = read_recorded([path for _, path in sorted(files_of(journal).items())])
     if any(outcome.status != 200 for outcome in outcomes):
         raise RuntimeError("a request was refused: the load is too high for this machine")
     sent = [
