@@ -60,6 +60,8 @@ class VictimView(NamedTuple):
     """Blocks that nobody else uses: what its going would free."""
     block_size: int
     """Tokens a block."""
+    prefix_caching: bool = True
+    """Freed blocks can be found again until somebody takes them."""
 
 
 ChooseVictim = Callable[[Sequence[Request], VictimView], Request]
