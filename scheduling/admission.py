@@ -34,7 +34,6 @@ def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> WaitCause | None:
         num_tokens = _allocate(state, plan, request)
         if not num_tokens:
             return WaitCause.BLOCKS
-        _pass_over(state, request)
         _count_admission(state, request)
         state.start(request)
         assert request.row is not None
@@ -87,15 +86,6 @@ def _has_room(
     num_wanted = state.policies.blocks_wanted(request, num_cached, num_tokens, view)
     num_kept = limits.watermark_blocks if state.running else 0
     return state.pool.num_free - num_free_cached - num_wanted >= num_kept
-
-
-def _pass_over(state: SchedulerState, admitted: Request) -> None:
-    """Those that came before and wait on have been passed over, if the order is not that of coming."""
-    if state.limits.policy == "fcfs" or state.trial.is_active:
-        return
-    for request in state.lines:
-        if request.rank[2] < admitted.rank[2]:
-            request.num_passed_over += 1
 
 
 def _count_admission(state: SchedulerState, request: Request) -> None:
