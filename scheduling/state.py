@@ -168,7 +168,7 @@ class SchedulerState:
         if request.run is not None:
             self._leave_running(request)
         elif request.key in self.waiting:
-            self._leave_waiting(request)
+            self._stop_waiting(request)
             request.is_preempted = False
         request.state = RequestState.WAITING_FOR_INPUT
         self.paused[request.key] = request
@@ -235,12 +235,7 @@ class SchedulerState:
         elif request.key in self.paused:
             del self.paused[request.key]
         else:
-            self._leave_waiting(request)
-            self.grammars.forget(request)
-            if request.transfer is None:
-                self.release_blocks(request)
-            else:
-                self.transfers.abandon(request)
+            self._stop_waiting(request)
             if not request.is_preempted:
                 self.drain_rate.leave()
         self.orphans.pop(request.key, None)
@@ -282,6 +277,15 @@ class SchedulerState:
             self.lines.remove(request)
         del self.waiting[request.key]
         self.num_waiting_tokens -= request.num_prompt_tokens
+
+    def _stop_waiting(self, request: Request) -> None:
+        """It waits no longer, and not because it got what it waited for."""
+        self._leave_waiting(request)
+        self.grammars.forget(request)
+        if request.transfer is None:
+            self.release_blocks(request)
+        else:
+            self.transfers.abandon(request)
 
     def _leave_running(self, request: Request) -> None:
         assert request.run is not None
