@@ -74,7 +74,8 @@ def encoded_bytes(topology, lengths, num_appended=0, entries=(), num_drafts=0):
 
 
 @pytest.mark.parametrize(
-    ("max_num_seqs", "budget", "max_model_len"), [(64, 2048, 8192), (1, 1, 1), (256, 512, 100_000), (2, 16_384, 100_000)]
+    ("max_num_seqs", "budget", "max_model_len"),
+    [(64, 2048, 8192), (1, 1, 1), (256, 512, 100_000), (2, 16_384, 100_000)],
 )
 def test_the_largest_plan_fits(max_num_seqs, budget, max_model_len):
     topology = topology_with(max_num_seqs, budget)
