@@ -31,7 +31,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False
     num_overlapped_steps: int = 0
     """Steady steps whose successor was published before they ended."""
     num_leaks: int = 0
-    """Blocks that the integrity check found without an owner, and repaired."""
+    """Blocks and rows that the integrity check found without an owner, and gave back."""
     num_failed_steps: int = 0
     """Steps that raised."""
     num_resumed: int = 0
@@ -59,9 +59,9 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False
     num_paused: int = 0
     """Streaming sessions that wait for input."""
     num_draft_tokens: int = 0
-    """Drafts that were planned."""
+    """Drafts that were planned, to be verified."""
     num_accepted_tokens: int = 0
-    """Of them, those that became tokens."""
+    """Of them, those that were accepted."""
 
 
 def statistics_of(state: SchedulerState) -> SchedulerStatistics:
