@@ -59,7 +59,6 @@ class Request:
         "num_counted_tokens",
         "num_deaths",
         "num_loaded_tokens",
-        "num_passed_over",
         "num_preemptions",
         "num_prompt_tokens",
         "num_remote_tokens",
@@ -146,8 +145,6 @@ class Request:
         """Times at which it gave its blocks up, for they had run out."""
         self.is_preempted = False
         """It has run before, and lost its row."""
-        self.num_passed_over = 0
-        """Times at which the order admitted one that came later."""
         self.queued_ns = 0
         """When it came, by the scheduler's `now_ns`."""
         self.first_row_ns: int | None = None

@@ -138,7 +138,7 @@ class SchedulerState:
         """What the order may look at."""
         return OrderView(
             now_ns=self.now_ns,
-            served_tokens=self.tenants.served(),
+            served_tokens=self.tenants.served(self.lines.lines()) if self.limits.policy == "fair" else {},
             num_cached_tokens=lambda request: len(self.cached_blocks(request)) * self.limits.block_size,
             aging_tokens_per_s=self.limits.fair_aging_tokens_per_s,
             aging_max_tokens=self.limits.fair_aging_max_tokens,
