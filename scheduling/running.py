@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +10,6 @@ from ..kv_cache.prefix_cache import register_full_blocks
 from .loading import lose_one_loaded
 from .plan_builder import PlanBuilder, Share
 from .preemption import preempt_one
-from .request import Request
 from .row_arrays import Int32s, RowIndexes
 from .state import SchedulerState
 
@@ -80,12 +78,11 @@ def _drop_drafts(state: SchedulerState) -> None:
 
 
 def _rows_in_order(state: SchedulerState) -> RowIndexes:
-    if not state.trial.is_active and not state.policies.order.sorts_running:
-        return state.rows.in_order()
-    requests: Sequence[Request] = state.running_in_order()
-    if state.trial.is_active:
-        requests = [request for request in requests if request.key in state.trial.group]
-    return np.array([request.row for request in requests], np.intp)
+    order = state.policies.order
+    if not state.trial.is_active:
+        return state.rows.by_rank(order.rank) if order.sorts_running else state.rows.in_order()
+    tried = [request.row for request in state.running_in_order() if request.key in state.trial.group]
+    return np.array(tried, np.intp)
 
 
 def _under_budget(num_tokens: Int32s, budget: int) -> Int32s:
