@@ -137,7 +137,7 @@ class SchedulerActor:
             self._call_board.publish_nowait(encoded)
             if journal is not None:
                 journal.planned(plan, encoded)
-            plan = self._step(())
+            plan = self._step(()) if scheduler.can_plan else None
         self._send_deltas()
         if self._questions:
             self._explain()

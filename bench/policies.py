@@ -5,11 +5,8 @@
 Load. First each trace runs with a pool in which nothing waits for a block. The time average of the blocks that it has
 in use between the first and the last arrival is the trace's demand. At load L the pool has demand / L blocks, and at
 least what the longest request needs: at 0.7 it is short in bursts only, at 1.3 the queue grows as long as requests
-come. Arrivals stay the same at every load; SPEEDUP sets how busy the device is beside that. Memory that the pool does not get is left
-unused, so the device's step times stay the same, too.
-
-Every tenth request is urgent (priority -1) and a tenant of its own; all others are another tenant's. "The tenth" in the
-tables are those.
+come. Arrivals stay the same at every load; SPEEDUP sets how busy the device is beside that. Memory that the pool does
+not get is left unused, so the device's step times stay the same, too.
 """
 
 from __future__ import annotations
@@ -127,7 +124,8 @@ def main() -> None:
     watermarks = {f"watermark {float(share):.1%}": {"watermark": share} for share in WATERMARKS}
     lines = [
         f"Llama-3.1-8B on a simulated {args.device}; times in ms; goodput: complete, "
-        f"TTFT <= {OBJECTIVES.ttft_ms:,.0f} ms and TPOT <= {OBJECTIVES.tpot_ms:,.0f} ms. Simulated on {describe_machine()}."
+        f"TTFT <= {OBJECTIVES.ttft_ms:,.0f} ms and TPOT <= {OBJECTIVES.tpot_ms:,.0f} ms. "
+        f"Simulated on {describe_machine()}."
     ]
     for text in args.traces:
         case = bench.case(text, args.limit)

@@ -82,8 +82,9 @@ def _has_room(
     """
     limits = state.limits
     rows, arrays = state.rows.in_order(), state.rows
-    counts = (array[rows].astype(np.int64) for array in (arrays.num_tokens, arrays.num_blocks, arrays.max_total))
-    view = AdmissionView(limits.block_size, limits.num_blocks, RunningCounts(*counts), state.estimate)
+    num_tokens_of, max_total = arrays.num_tokens[rows].astype(np.int64), arrays.max_total[rows].astype(np.int64)
+    counts = RunningCounts(num_tokens_of, arrays.num_places[rows].astype(np.int64) // limits.block_size, max_total)
+    view = AdmissionView(limits.block_size, limits.num_blocks, counts, state.estimate)
     num_wanted = state.policies.blocks_wanted(request, num_cached, num_tokens, view)
     num_kept = limits.watermark_blocks if state.running else 0
     return state.pool.num_free - num_free_cached - num_wanted >= num_kept

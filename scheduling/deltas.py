@@ -253,7 +253,7 @@ class Outbox:
         arrays, sent = self._rows, self._rows.num_sent[rows]
         num_new = arrays.num_tokens[rows] - sent
         if np.count_nonzero(num_new == 1) == len(rows):
-            token_ids = arrays.tail[rows, sent % arrays.block_size].reshape(-1, 1).tolist()
+            token_ids = arrays.tail[rows, arrays.tail_at[rows] - 1].reshape(-1, 1).tolist()
         else:
             starts = sent.tolist()
             token_ids = [

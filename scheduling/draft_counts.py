@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Int32s = npt.NDArray[np.int32]
+from .row_arrays import Int32s, RowIndexes
 
 
 class DraftCounts:
@@ -15,7 +14,7 @@ class DraftCounts:
         self._drafts = np.zeros(max_num_seqs, np.int64)
         self._accepted = np.zeros(max_num_seqs, np.int64)
 
-    def add(self, rows: Int32s, num_drafts: Int32s, num_accepted: Int32s) -> None:
+    def add(self, rows: RowIndexes, num_drafts: Int32s, num_accepted: Int32s) -> None:
         """int32 [n] each, of different rows: a result tells how many drafts of each row were accepted."""
         self._drafts[rows] += num_drafts
         self._accepted[rows] += num_accepted

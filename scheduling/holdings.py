@@ -53,8 +53,7 @@ class Holdings:
         self._marks = np.ones(num_units, np.int64)
         """step * 16 + event * 2 + is_given_back"""
         self._shared: dict[int, list[Holding]] = {}
-        """Unit -> the first holder, as it was when the unit was shared for the first time, then the further ones. Of no
-        use any more once somebody else is the first holder."""
+        """Unit -> its further holders; when somebody else becomes the first holder, all of them have given it back."""
 
     def take(
         self,
@@ -71,29 +70,29 @@ class Holdings:
     def share(self, units: Sequence[int], run: int, step: int) -> None:
         """A run holds units that it found in the prefix cache, with others or alone."""
         for unit in units:
-            if self._marks[unit] & 1 and all(holding.is_given_back for holding in self._further(unit)):
+            further = self._shared.get(unit, [])
+            holding = [each for each in further if not each.is_given_back]
+            if not holding and self._marks[unit] & 1:
                 self.take([unit], run, step, HoldingEvent.SHARED_PREFIX)
                 continue
-            further = self._further(unit)
-            past = [holding for holding in further if holding.is_given_back]
-            kept = [holding for holding in further if not holding.is_given_back] + past[-_MAX_PAST:]
-            self._shared[unit] = [self._first(unit), *kept, Holding(run, step, HoldingEvent.SHARED_PREFIX, False)]
+            past = [each for each in further if each.is_given_back]
+            new = Holding(run, step, HoldingEvent.SHARED_PREFIX, False)
+            self._shared[unit] = [*past[-_MAX_PAST:], *holding, new]
 
     def give_back(self, units: Units, run: int) -> None:
         """`run` holds these units no more."""
         held = np.asarray(units, np.intp)
         self._marks[held[self._runs[held] == run]] |= 1
         for unit in held.tolist() if self._shared else ():
-            if further := self._further(unit):
-                past = [h._replace(is_given_back=True) if h.run == run else h for h in further]
-                self._shared[unit] = [self._first(unit), *past]
+            if further := self._shared.get(unit):
+                self._shared[unit] = [h._replace(is_given_back=True) if h.run == run else h for h in further]
 
     def lost_by(self, unit: int, owners: Collection[int], num_lost: int) -> list[Holding]:
         """Who holds `unit` without having it in its table any more, `num_lost` times; fewer if they are not known.
 
         `owners`: runs that do have it. First those that never gave it back, the latest before others.
         """
-        holdings = [self._first(unit), *self._further(unit)]
+        holdings = [self._first(unit), *self._shared.get(unit, ())]
         lost = [holding for holding in holdings if holding.run not in owners and holding.run != _NOBODY]
         lost.sort(key=lambda holding: (holding.is_given_back, -holding.step))
         return lost[:num_lost]
@@ -101,13 +100,3 @@ class Holdings:
     def _first(self, unit: int) -> Holding:
         mark = int(self._marks[unit])
         return Holding(int(self._runs[unit]), mark >> 4, HoldingEvent(mark >> 1 & 7), bool(mark & 1))
-
-    def _further(self, unit: int) -> list[Holding]:
-        shared = self._shared.get(unit)
-        if shared is None:
-            return []
-        first = self._first(unit)
-        if shared[0][:3] != first[:3]:
-            del self._shared[unit]
-            return []
-        return shared[1:]

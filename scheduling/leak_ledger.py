@@ -15,7 +15,7 @@ import numpy as np
 from .ended_runs import EndedRun, EndedRuns
 from .holdings import Holding, HoldingEvent, Holdings, Units
 from .request import Request, RequestKey
-from .row_arrays import Bools, Int64s
+from .row_arrays import Bools, Int32s, Int64s
 
 MAX_LOGGED = 20
 """Leaks of one check that are worth a line of the log each."""
@@ -74,10 +74,14 @@ class LeakLedger:
             self._blocks.take(blocks[:num_found], run, step, HoldingEvent.TRANSFER)
         self._blocks.take(blocks[num_found:], run, step, HoldingEvent.ADMISSION)
 
-    def grow(self, block_ids: Units, runs: Int64s, is_for_drafts: Bools, step: int) -> None:
-        """Running requests took more blocks: [n] each."""
-        events = np.where(is_for_drafts, HoldingEvent.DRAFTS, HoldingEvent.GROWTH)
-        self._blocks.take(block_ids, runs, step, events)
+    def grow(self, block_ids: Units, runs: Int64s, num_blocks: Int32s, has_drafts: Bools | None, step: int) -> None:
+        """Running requests took more blocks: runs[i] the next num_blocks[i]; `has_drafts`: [n], None: none has."""
+        holders = np.repeat(runs, num_blocks)
+        if has_drafts is None:
+            self._blocks.take(block_ids, holders, step, HoldingEvent.GROWTH)
+        else:
+            events = np.where(has_drafts, int(HoldingEvent.DRAFTS), int(HoldingEvent.GROWTH))
+            self._blocks.take(block_ids, holders, step, np.repeat(events, num_blocks))
 
     def load(self, transfer: int, key: RequestKey, block_ids: Sequence[int], step: int) -> None:
         """A transfer took blocks for a waiting request."""

@@ -19,11 +19,12 @@ from heapq import heapify, heappop, heappush
 from typing import Literal
 
 from ..mailbox.messages.requests import PreemptionRecord, RequestLedger
-from .draft_counts import DraftCounts, Int32s
+from .draft_counts import DraftCounts
 from .ended_ledgers import EndedLedgers
 from .limits import SchedulerLimits
 from .live_ledger import MAX_RECORDS, LiveLedger, Phase
 from .request import Request, RequestKey, RequestState
+from .row_arrays import Int32s, RowIndexes
 from .wait_clock import LINE_CAUSES, WaitCause, WaitClock
 
 PreemptionCause = Literal["blocks", "worker", "step_failed", "trial", "resume"]
@@ -104,7 +105,7 @@ class LedgerBook:
         if len(chunks) < MAX_RECORDS:
             chunks.append(num_tokens)
 
-    def count_drafts(self, rows: Int32s, num_drafts: Int32s, num_accepted: Int32s) -> None:
+    def count_drafts(self, rows: RowIndexes, num_drafts: Int32s, num_accepted: Int32s) -> None:
         """int32 [n] each: what a result says of the drafts of rows whose runs go on."""
         self._drafts.add(rows, num_drafts, num_accepted)
 

@@ -60,7 +60,7 @@ class PlanBuilder:
         self._shares.append(share)
         self._starts.append(arrays.num_computed[rows])
         arrays.num_computed[rows] += share.num_tokens
-        arrays.num_in_flight[rows] += share.samples
+        arrays.num_expected[rows] += share.samples
 
     def append_blocks(self, rows: RowIndexes, num_blocks: Int32s, block_ids: Sequence[int]) -> None:
         """Each of `rows`, which the worker has, gets the next `num_blocks[i]` of the blocks."""

@@ -204,7 +204,7 @@ class Request:
     def num_in_flight(self) -> int:
         """Plans in flight that will yield tokens of it."""
         rows = self._rows
-        return 0 if rows is None or self.row is None else int(rows.num_in_flight[self.row])
+        return 0 if rows is None or self.row is None else int(rows.num_expected[self.row] - rows.num_tokens[self.row])
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -229,16 +229,17 @@ class Request:
         """It takes a row of its own, with blocks that hold its first `num_computed` positions."""
         num_tokens = len(self.kept_token_ids)
         self._rows, self.row, self.run = rows, row, run
-        rows.num_tokens[row] = rows.num_sent[row] = num_tokens
+        rows.num_tokens[row] = rows.num_expected[row] = rows.num_sent[row] = num_tokens
         rows.num_computed[row] = num_computed
-        rows.num_in_flight[row] = rows.num_drafts[row] = 0
-        rows.num_blocks[row] = len(self.block_ids)
-        rows.num_registered[row] = num_computed // rows.block_size
+        rows.num_drafts[row] = 0
+        rows.num_places[row] = len(self.block_ids) * rows.block_size
+        rows.next_full[row] = num_computed + rows.block_size
         rows.max_total[row] = self.max_total_tokens
         rows.end_ids[row] = NO_TOKEN
         if len(self.end_ids) <= MAX_END_IDS:
             rows.end_ids[row, : len(self.end_ids)] = self.end_ids
         rows.is_watched[row] = True
+        rows.tail_at[row] = num_tokens % rows.block_size
         start = num_tokens - num_tokens % rows.block_size
         rows.tail[row, : num_tokens - start] = self.kept_token_ids[start:]
 
@@ -271,10 +272,10 @@ class Request:
         """A token of a running request becomes known."""
         assert self._rows is not None and self.row is not None
         rows, row = self._rows, self.row
-        position = int(rows.num_tokens[row])
-        rows.tail[row, position % rows.block_size] = token_id
-        rows.num_tokens[row] = position + 1
-        if (position + 1) % rows.block_size == 0:
+        rows.tail[row, rows.tail_at[row]] = token_id
+        rows.tail_at[row] = (rows.tail_at[row] + 1) % rows.block_size
+        rows.num_tokens[row] += 1
+        if rows.tail_at[row] == 0:
             self.keep_tail()
 
     def take_drafts(self, num_drafts: int) -> list[int]:

@@ -42,13 +42,14 @@ class RowArrays:
         """Known tokens, prompt and output."""
         self.num_computed: Int32s = np.zeros(max_num_seqs, np.int32)
         """Positions that plans made so far cover, those in flight included."""
-        self.num_in_flight: Int32s = np.zeros(max_num_seqs, np.int32)
-        """Plans in flight that yield tokens of the row: each at least one."""
+        self.num_expected: Int32s = np.zeros(max_num_seqs, np.int32)
+        """Known tokens, and one for each plan in flight that yields any."""
         self.num_drafts: Int32s = np.zeros(max_num_seqs, np.int32)
         """Drafts behind the last known token, to be planned."""
-        self.num_blocks: Int32s = np.zeros(max_num_seqs, np.int32)
-        self.num_registered: Int32s = np.zeros(max_num_seqs, np.int32)
-        """Its first full blocks that can be found by their keys."""
+        self.num_places: Int32s = np.zeros(max_num_seqs, np.int32)
+        """Positions that its blocks hold."""
+        self.next_full: Int32s = np.zeros(max_num_seqs, np.int32)
+        """Tokens with which its next block is full and can be found by its key; those before it can be already."""
         self.num_sent: Int32s = np.zeros(max_num_seqs, np.int32)
         """Known tokens that have left for the tokenizer, or stand in an unsent delta; the prompt counts as sent."""
         self.max_total: Int32s = np.zeros(max_num_seqs, np.int32)
@@ -63,6 +64,8 @@ class RowArrays:
         """Index of its tenant's counter."""
         self.tail: Int32s = np.zeros((max_num_seqs, block_size), np.int32)
         """[max_num_seqs, block_size]: the token at position p is at p % block_size, from the last block border on."""
+        self.tail_at: Int32s = np.zeros(max_num_seqs, np.int32)
+        """Place of the next token in `tail`: num_tokens % block_size."""
         self.requests: list[Request | None] = [None] * max_num_seqs
         self._free = list(range(max_num_seqs))
         self._removed: list[int] = []

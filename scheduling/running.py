@@ -22,8 +22,15 @@ class _Wanted(NamedTuple):
     """What each computes under the budget; 0: nothing."""
     num_left: Int32s
     """Tokens until it can sample."""
+    growing: RowIndexes
+    """[m] rows, those of them that need more blocks."""
     num_blocks: Int32s
-    """Blocks that it has to get for them."""
+    """[m]: how many, at least 1."""
+
+
+_NO_ROWS: RowIndexes = np.zeros(0, np.intp)
+_NO_COUNTS: Int32s = np.zeros(0, np.int32)
+_NOTHING = _Wanted(_NO_ROWS, _NO_COUNTS, _NO_COUNTS, _NO_ROWS, _NO_COUNTS)
 
 
 def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
@@ -44,8 +51,7 @@ def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
         is_short = True
         if not preempt_one(state) and not lose_one_loaded(state):
             # Alone every request fits, but what is on its way from elsewhere holds blocks until it is there.
-            zeros = np.zeros_like(wanted.num_tokens)
-            wanted = wanted._replace(num_tokens=zeros, num_blocks=zeros)
+            wanted = _NOTHING
             break
         wanted = _wanted(state)
     _schedule(state, plan, wanted)
@@ -56,19 +62,20 @@ def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
 def _wanted(state: SchedulerState) -> _Wanted:
     arrays, limits = state.rows, state.limits
     rows = _rows_in_order(state)
-    num_known = arrays.num_tokens[rows] + arrays.num_in_flight[rows]
-    can_go = (num_known < arrays.max_total[rows]) & (num_known > arrays.num_computed[rows])  # no drafts in flight
+    num_expected, num_computed = arrays.num_expected[rows], arrays.num_computed[rows]
+    num_left = num_expected - num_computed
+    can_go = (num_expected < arrays.max_total[rows]) & (num_left > 0)  # with drafts in flight nothing is left
     has_drafts = np.count_nonzero(arrays.num_drafts) > 0
     if has_drafts:
-        can_go &= (arrays.num_drafts[rows] == 0) | (arrays.num_in_flight[rows] == 0)
+        can_go &= (arrays.num_drafts[rows] == 0) | (arrays.num_tokens[rows] == num_expected)
     if np.count_nonzero(can_go) < len(rows):
-        rows, num_known = rows[can_go], num_known[can_go]
-    num_computed = arrays.num_computed[rows]
-    num_left = num_known - num_computed
+        rows, num_left, num_computed = rows[can_go], num_left[can_go], num_computed[can_go]
     num_wanted = num_left + arrays.num_drafts[rows] if has_drafts else num_left
     num_tokens = _under_budget(np.minimum(num_wanted, limits.max_chunk), limits.max_num_batched_tokens)
-    num_blocks = -(-(num_computed + num_tokens) // limits.block_size) - arrays.num_blocks[rows]
-    return _Wanted(rows, num_tokens, num_left, np.maximum(num_blocks, 0))
+    num_lacking = num_computed + num_tokens - arrays.num_places[rows]
+    is_growing = np.flatnonzero(num_lacking > 0)
+    num_blocks = -(-num_lacking[is_growing] // limits.block_size)
+    return _Wanted(rows, num_tokens, num_left, rows[is_growing], num_blocks)
 
 
 def _drop_drafts(state: SchedulerState) -> None:
@@ -100,17 +107,15 @@ def _under_budget(num_tokens: Int32s, budget: int) -> Int32s:
 
 
 def _schedule(state: SchedulerState, plan: PlanBuilder, wanted: _Wanted) -> None:
-    rows, num_tokens, num_left, num_blocks = wanted
+    rows, num_tokens, num_left, growing, num_blocks = wanted
     if np.count_nonzero(num_tokens) < len(rows):
         is_planned = num_tokens > 0
-        rows, num_tokens = rows[is_planned], num_tokens[is_planned]
-        num_left, num_blocks = num_left[is_planned], num_blocks[is_planned]
+        rows, num_tokens, num_left = rows[is_planned], num_tokens[is_planned], num_left[is_planned]
     if not len(rows):
         return
     arrays = state.rows
-    is_growing = np.flatnonzero(num_blocks)
-    if len(is_growing):
-        _give_blocks(state, plan, rows[is_growing], num_blocks[is_growing])
+    if len(growing):
+        _give_blocks(state, plan, growing, num_blocks)
     requests = arrays.of(rows)
     if np.count_nonzero(arrays.is_prefilling):
         is_prefilling = arrays.is_prefilling[rows]
@@ -134,9 +139,9 @@ def _give_blocks(state: SchedulerState, plan: PlanBuilder, rows: RowIndexes, num
         request.block_ids += block_ids[at : at + count]
         at += count
     arrays = state.rows
-    arrays.num_blocks[rows] += num_blocks
-    runs, is_for_drafts = np.repeat(arrays.run[rows], num_blocks), np.repeat(arrays.num_drafts[rows] > 0, num_blocks)
-    state.leaks.grow(block_ids, runs, is_for_drafts, state.steps.num_planned)
+    arrays.num_places[rows] += num_blocks * state.limits.block_size
+    has_drafts = arrays.num_drafts[rows] > 0 if np.count_nonzero(arrays.num_drafts) else None
+    state.leaks.grow(block_ids, arrays.run[rows], num_blocks, has_drafts, state.steps.num_planned)
     plan.append_blocks(rows, num_blocks, block_ids)
 
 
@@ -146,13 +151,13 @@ def _cache_full_blocks(state: SchedulerState) -> None:
         return
     arrays = state.rows
     rows = arrays.in_order()
-    num_full = np.minimum(arrays.num_computed[rows], arrays.num_tokens[rows]) // state.limits.block_size
-    num_registered = arrays.num_registered[rows]
-    is_new = np.flatnonzero(num_full > num_registered)
+    num_ready = np.minimum(arrays.num_computed[rows], arrays.num_tokens[rows])
+    is_new = np.flatnonzero(num_ready >= arrays.next_full[rows])
     if not len(is_new):
         return
-    rows, num_full, num_registered = rows[is_new], num_full[is_new], num_registered[is_new]
-    arrays.num_registered[rows] = num_full
-    for request, first, end in zip(arrays.of(rows), num_registered.tolist(), num_full.tolist(), strict=True):
+    rows, size = rows[is_new], state.limits.block_size
+    firsts, ends = arrays.next_full[rows] // size - 1, num_ready[is_new] // size
+    arrays.next_full[rows] = (ends + 1) * size
+    for request, first, end in zip(arrays.of(rows), firsts.tolist(), ends.tolist(), strict=True):
         token_ids = request.kept_token_ids
         register_full_blocks(state.pool, request.block_keys, token_ids, request.block_ids, first, end)

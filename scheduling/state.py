@@ -258,13 +258,13 @@ class SchedulerState:
         """
         rows, row = self.rows, request.row
         assert row is not None
-        num_full = int(min(rows.num_computed[row], rows.num_tokens[row])) // self.limits.block_size
-        num_registered = int(rows.num_registered[row])
-        if num_full > num_registered:
-            register_full_blocks(
-                self.pool, request.block_keys, request.kept_token_ids, request.block_ids, num_registered, num_full
-            )
-            rows.num_registered[row] = num_full
+        num_ready = int(min(rows.num_computed[row], rows.num_tokens[row]))
+        if num_ready >= rows.next_full[row]:
+            size = self.limits.block_size
+            first, end = int(rows.next_full[row]) // size - 1, num_ready // size
+            token_ids = request.kept_token_ids
+            register_full_blocks(self.pool, request.block_keys, token_ids, request.block_ids, first, end)
+            rows.next_full[row] = (end + 1) * size
 
     def _wait(self, request: Request, state: RequestState) -> None:
         request.state = state

@@ -31,7 +31,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False
     num_overlapped_steps: int = 0
     """Steady steps whose successor was published before they ended."""
     num_leaks: int = 0
-    """Blocks and rows that the integrity check found without an owner, and gave back."""
+    """Blocks and rows that the integrity check found without an owner, and repaired."""
     num_failed_steps: int = 0
     """Steps that raised."""
     num_resumed: int = 0

@@ -35,15 +35,16 @@ def apply_result(state: SchedulerState, result: StepResult) -> None:
     found = _find_tokens(state, planned, result)
     _check_positions(state, found)
     arrays, rows = state.rows, found.rows
-    arrays.num_in_flight[rows] -= 1
     one_by_one = arrays.is_watched[rows]
     if found.counts is not None:
         one_by_one |= found.counts > 1
     if found.num_drafts is not None:
         one_by_one |= found.num_drafts > 0
     if not np.count_nonzero(one_by_one):
-        for request in arrays.of(rows[_append_plain(state, rows, found.positions, found.first_token_ids)]):
-            _end_if_complete(state, request)
+        is_end = _append_plain(state, rows, found.positions, found.first_token_ids)
+        if np.count_nonzero(is_end):
+            for request in arrays.of(rows[is_end]):
+                _end_if_complete(state, request)
         return
     is_plain = ~one_by_one
     plain_tokens = found.first_token_ids[is_plain]
@@ -126,7 +127,7 @@ def _rows_of(planned: PlannedStep, runs: Int64s, step: int) -> tuple[RowIndexes,
 
 def _check_positions(state: SchedulerState, found: _Tokens) -> None:
     arrays, rows = state.rows, found.rows
-    is_wrong = (found.positions != arrays.num_tokens[rows]) | (arrays.num_in_flight[rows] < 1)
+    is_wrong = (found.positions != arrays.num_tokens[rows]) | (found.positions >= arrays.num_expected[rows])
     if found.counts is not None:
         num_drafts = 0 if found.num_drafts is None else found.num_drafts
         is_wrong |= (found.counts < 1) | (found.counts > num_drafts + 1)
@@ -142,16 +143,20 @@ def _check_positions(state: SchedulerState, found: _Tokens) -> None:
 
 def _append_plain(state: SchedulerState, rows: RowIndexes, positions: Int32s, token_ids: Int32s) -> Bools:
     """One token for each of `rows`; returns which of them end with it."""
-    arrays, size = state.rows, state.limits.block_size
-    arrays.tail[rows, positions % size] = token_ids
+    arrays = state.rows
+    tail_at = arrays.tail_at[rows]
+    arrays.tail[rows, tail_at] = token_ids
+    tail_at += 1
     num_tokens = positions + 1
     arrays.num_tokens[rows] = num_tokens
     state.counters.generation_tokens += len(rows)
     if state.limits.policy == "fair":
         state.tenants.charge_rows(arrays.tenant[rows])
-    is_full = num_tokens % size == 0
+    is_full = tail_at == state.limits.block_size
     if np.count_nonzero(is_full):
+        tail_at[is_full] = 0
         _keep_full_blocks(state, rows[is_full])
+    arrays.tail_at[rows] = tail_at
     is_end: Bools = num_tokens >= arrays.max_total[rows]
     is_end_id = arrays.end_ids[rows] == token_ids[:, None]
     if np.count_nonzero(is_end_id):
@@ -175,6 +180,7 @@ def _append_each(state: SchedulerState, request: Request, found: _Tokens, i: int
     if found.num_drafts is not None and found.num_drafts[i]:
         state.counters.num_accepted_tokens += count - 1
         state.rows.num_computed[request.row] -= int(found.num_drafts[i]) - (count - 1)
+        state.rows.num_expected[request.row] += count - 1
     request.num_deaths = 0
     state.trial.acquit(request.key)
     state.ledgers.token(request)

@@ -32,11 +32,7 @@ def engine_families(statistics: SchedulerStatistics, kv_cache: KVCacheSection) -
         ("num_preemptions", "Requests that gave their blocks back and started over.", statistics.num_preemptions),
         ("prompt_tokens", "Prompt tokens computed or found in the cache.", statistics.prompt_tokens),
         ("generation_tokens", "Tokens generated.", statistics.generation_tokens),
-        (
-            "leaked_blocks",
-            "KV blocks, and rows of the batch, that were found without an owner and given back.",
-            statistics.num_leaks,
-        ),
+        ("leaked_blocks", "KV blocks and rows that were found without an owner and given back.", statistics.num_leaks),
         ("steps", "Steps of the engine.", statistics.num_steps),
         ("steady_steps", "Steps after which the same rows went on.", statistics.num_steady_steps),
         ("overlapped_steps", "Steady steps whose successor was published early.", statistics.num_overlapped_steps),

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from callboard.kv_cache.block_pool import BlockPool
-from callboard.scheduling.ended_runs import MAX_RUNS
 from callboard.scheduling.leak_ledger import Leak, LeakLedger
 from callboard.scheduling.request import Request
 
@@ -78,7 +78,8 @@ class LeakMachine(RuleBasedStateMachine):
         self.cached -= set(blocks)
         runs = np.array([holder.run for holder in holders], np.int64)
         drafts = [data.draw(st.booleans()) for _ in blocks]
-        self.ledger.grow(np.array(blocks, np.int32), runs, np.array(drafts), self.step)
+        has_drafts = np.array(drafts) if any(drafts) else None
+        self.ledger.grow(blocks, runs, np.ones(num_rows, np.int32), has_drafts, self.step)
         for holder, block, is_for_drafts in zip(holders, blocks, drafts, strict=True):
             holder.block_ids.append(block)
             holder.taken[block] = (self.step, "drafts" if is_for_drafts else "growth")
@@ -178,6 +179,19 @@ def test_loaded_blocks_of_a_request_that_has_a_row_are_its_runs() -> None:
     ]
 
 
+def test_a_leak_that_was_told_is_not_told_again_when_the_next_holder_of_the_block_leaks_it_too() -> None:
+    ledger = LeakLedger(8, 2)
+    first = admitted(ledger, "first", 1, 0, [0])
+    first.block_ids.remove(0)
+    ledger.leave(as_request(first), "stopped")
+    assert [leak.run for leak in ledger.name([0], [], [], {})] == [1]
+    second = admitted(ledger, "second", 2, 0, [0], num_shared=1)
+    second.block_ids.remove(0)
+    ledger.leave(as_request(second), "aborted")
+    (leak,) = ledger.name([0], [], [], {})
+    assert (leak.owner, leak.event, leak.owner_ended) == (("second", 0), "shared_prefix", "aborted")
+
+
 def test_many_sharers_of_a_block_that_gave_it_back_leave_nothing_behind() -> None:
     ledger = LeakLedger(8, 2)
     admitted(ledger, "first", 1, 0, [0])
@@ -187,9 +201,11 @@ def test_many_sharers_of_a_block_that_gave_it_back_leave_nothing_behind() -> Non
     assert len(ledger._blocks._shared[0]) < 20
 
 
-def test_ended_runs_are_remembered_within_bounds() -> None:
+def test_ended_runs_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("callboard.scheduling.ended_runs.MAX_RUNS", 100)
     ledger = LeakLedger(2, 2)
-    for run in range(MAX_RUNS + 2):
+    for run in range(102):
         holder = admitted(ledger, f"r{run}", run, 0, [run % 2])
         ledger.leave(as_request(holder), "stopped")
-    assert len(ledger._ended._runs) == MAX_RUNS
+    assert len(ledger._ended._runs) == 100
+    assert [leak.owner for leak in ledger.name([0, 1], [], [], {})] == [("r100", 0), ("r101", 0)]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import cast, get_args
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from callboard.mailbox.messages.requests import PreemptionRecord, RequestLedger
 from callboard.scheduling.ledger import LedgerBook, PreemptionCause
-from callboard.scheduling.live_ledger import MAX_RECORDS
+from callboard.scheduling.live_ledger import MAX_RECORDS, LiveLedger
 from callboard.scheduling.request import Request, RequestState
 from callboard.scheduling.wait_clock import LINE_CAUSES, WaitCause
 from callboard.tests.scheduling.fake_worker import make_limits
@@ -189,6 +190,49 @@ def begun(**changes: object) -> LedgerBook:
     book.advance(1000)
     book.stop(WaitCause.BUDGET)
     return book
+
+
+def test_one_that_comes_back_after_a_preemption_passes_nobody_over() -> None:
+    book = begun()
+    first, second, third = (PlainRequest((name, 0), (0, 400, 1)) for name in "abc")
+    for request in (first, second, third):
+        book.come(as_request(request))
+    book.hold(as_request(first), WaitCause.GRAMMAR)
+    second.row = 0
+    book.start(as_request(second))
+    book.preempt(as_request(second), "blocks", 1)
+    book.line_up(as_request(first))
+    book.start(as_request(second))
+    book.stop(WaitCause.SEQUENCES)
+    assert book.explain("a", [as_request(first)], 1000)[0].waits_for == "sequences"
+    third.row = 1
+    book.start(as_request(third))
+    assert book.explain("a", [as_request(first)], 1000)[0].waits_for == "priority"
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=6))
+def test_positions_that_were_computed_more_than_once_are_counted(runs: list[tuple[int, int]]) -> None:
+    ledger = LiveLedger(0, 0)
+    times = Counter[int]()
+    for start, length in runs:
+        ledger.num_start_tokens = start
+        ledger.count_run(start + length)
+        times.update(range(start, start + length))
+    assert ledger.num_recomputed_tokens == sum(count - 1 for count in times.values() if count > 1)
+    assert sum(behind - first for first, behind in ledger.computed) == len(times)
+
+
+def test_drafts_count_for_the_request_that_has_the_row() -> None:
+    book = begun()
+    first, second = PlainRequest(("a", 0), (0, 400, 1), row=1), PlainRequest(("b", 0), (0, 400, 2), row=1)
+    for request, num_drafts, num_accepted in ((first, 3, 2), (second, 4, 1)):
+        book.come(as_request(request))
+        book.start(as_request(request))
+        rows, counts = np.array([1], np.int32), np.array([num_drafts], np.int32)
+        book.count_drafts(rows, counts, np.array([num_accepted], np.int32))
+        book.end(as_request(request), RequestState.STOPPED)
+    told = [book.explain(name, [], 1000)[0] for name in "ab"]
+    assert [(ledger.num_draft_tokens, ledger.num_accepted_tokens) for ledger in told] == [(3, 2), (4, 1)]
 
 
 def test_a_question_may_come_later_than_the_last_step_and_changes_nothing() -> None:
