@@ -172,10 +172,12 @@ class SchedulerState:
             request.is_preempted = False
         request.state = RequestState.WAITING_FOR_INPUT
         self.paused[request.key] = request
+        self.tenants.go(request.tenant)
 
     def unpause(self, request: Request) -> None:
         """It has input: it is a newcomer among the waiting."""
         del self.paused[request.key]
+        self.tenants.come(request.tenant)
         self.ledgers.line_up(request, is_newcomer=True)
         self.enqueue(request)
 
@@ -230,6 +232,8 @@ class SchedulerState:
         """A live request is finished and forgotten."""
         self.ledgers.end(request, state)
         self.leaks.leave(request, state.value)
+        if request.key not in self.paused:
+            self.tenants.go(request.tenant)
         if request.run is not None:
             self._leave_running(request)
         elif request.key in self.paused:
@@ -240,7 +244,6 @@ class SchedulerState:
                 self.drain_rate.leave()
         self.orphans.pop(request.key, None)
         self.trial.acquit(request.key)
-        self.tenants.go(request.tenant)
         request.state = state
         request_id, choice = request.key
         choices = self._choices[request_id]

@@ -13,8 +13,9 @@ class TenantCounters:
     """Virtual tokens by tenant: of its prompts at first admission, of its outputs as they come.
 
     Only differences mean anything. A tenant without live requests keeps its debt, but earns no credit: when it comes
-    back it is lifted to the least served of those that are there. Tenants whose counter the lift would replace are
-    forgotten, so nothing grows with the names that clients make up.
+    back it is lifted to the least served of those that are there. A paused session is not live here, for it asks for
+    nothing. Tenants whose counter the lift would replace are forgotten, so nothing grows with the names that clients
+    make up.
     """
 
     def __init__(self) -> None:

@@ -245,3 +245,21 @@ def test_a_session_that_is_resumed_at_a_pause_waits_for_its_grammar_in_the_next_
     assert session.scheduler.explain("s")[0].state == "waiting_for_grammar"
     session.run(GrammarReady("g"))
     assert session.take()[:3] == (4, SECOND, ["length"])
+
+
+@pytest.mark.parametrize("whose", ["the session's tenant", "somebody else"])
+def test_a_paused_session_saves_no_claim_up(whose: str) -> None:
+    """Neither for its tenant nor for one that comes new: who asks for nothing is not the one to be caught up with."""
+    session = Session(policy="fair", fair_aging_max_tokens=0, max_num_seqs=1)
+    session.run(admit_session(max_tokens=1, tenant="sleeper"))
+    request = make_admit("r", PROMPT, max_tokens=20, ignore_eos=True, tenant="busy")
+    session.run(*(msgspec.structs.replace(request, request_id=f"r{n}") for n in range(6)), num_steps=50)
+    tenant = "sleeper" if whose == "the session's tenant" else "new"
+    new_ones = [msgspec.structs.replace(request, request_id=f"n{n}", tenant=tenant) for n in range(6)]
+    admitted = []
+    session.step(*new_ones)
+    while session.plans:
+        plan = session.plans.pop(0)
+        admitted += [new.request_id for new in plan.new_rows]
+        session.step(session.worker.run(plan))
+    assert any(name.startswith("r") for name in admitted[:3]), f"the busy tenant waits for {admitted}"
