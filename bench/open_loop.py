@@ -177,7 +177,12 @@ def completion_requests(
     for _ in range(number):
         prompt = [draw.randrange(1, vocab_size) for _ in range(input_len)]
         length = draw.randint(output_len // 2, output_len * 3 // 2) if is_mixed else output_len
-        fields = {"prompt": prompt, "max_tokens": length, "temperature": 0, "ignore_eos": True, "stream": True}
-        body = json.dumps(fields, separators=(",", ":")).encode()
-        requests.append(_HEAD % len(body) + body)
+        requests.append(completion_request(prompt, length))
     return requests
+
+
+def completion_request(prompt: Sequence[int], output_len: int) -> bytes:
+    """A whole HTTP request for a greedy stream of so many tokens behind the ids."""
+    fields = {"prompt": prompt, "max_tokens": output_len, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = json.dumps(fields, separators=(",", ":")).encode()
+    return _HEAD % len(body) + body

@@ -78,7 +78,7 @@ class ArraySide:
         plans = []
         while plan is not None:
             plans.append(plan)
-            plan = self._scheduler.step(2, ())
+            plan = self._scheduler.step(2, ()) if self._scheduler.can_plan else None
         return plans
 
     def step(self, result: StepResult) -> list[StepPlan]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,9 +30,10 @@ from ..simulation import (
 )
 from ..simulation.capacity import DEFAULT_KV_SHARE
 from ..simulation.plots import check_plot, write_plots
-from ..simulation.settings import combinations_of, limits_of, parse_settings
+from ..simulation.settings import changed_limits, combinations_of, limits_of, parse_settings
 from ..simulation.tables import aligned, comparison_rows, report_lines
 from ..topology.schema import KVCacheSection
+from .simulate_fit import read_recorded
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float8": 1}
 
@@ -40,8 +42,9 @@ class SimulateOptions(msgspec.Struct, frozen=True):
     """The command's options, as they were given."""
 
     trace: Path
-    model_shape: str
-    device: str
+    model_shape: str | None = None
+    device: str | None = None
+    fit: tuple[Path, ...] = ()
     settings: tuple[str, ...] = ()
     compare: tuple[str, ...] = ()
     num_blocks: int | None = None
@@ -64,17 +67,17 @@ def run_simulations(options: SimulateOptions) -> int:
     """Simulate, print, draw; the exit status. Raises ConfigError."""
     for path in options.plots:
         check_plot(path)
-    shape = shape_of(options.model_shape)
     trace = trace_of(options)
-    step_times, control, notes = times_of(options, shape)
+    engine = _recorded_engine(options) if options.fit else _roofline_engine(options)
+    control = _changed_control(engine.control, options)
     runs: list[tuple[str, History]] = []
     for name, changes in combinations_of(options.compare):
-        limits = _limits_of(options, shape, changes)
-        runs.append((name, simulate(trace, limits, step_times, control)))
+        limits = engine.limits_of({**parse_settings(options.settings), **changes})
+        runs.append((name, simulate(trace, limits, engine.step_times, control)))
     reports = [(name, report_of(history, options.objectives)) for name, history in runs]
     for path in options.plots:
         write_plots(path, runs)
-    _print(options, notes, reports)
+    _print(options, engine.notes, reports)
     return 0
 
 
@@ -96,34 +99,62 @@ def trace_of(options: SimulateOptions) -> Trace:
     return clamped(trace, max_prompt=options.max_prompt, max_output=options.max_output)
 
 
-def times_of(options: SimulateOptions, shape: ModelShape) -> tuple[StepTimes, ControlTimes, list[str]]:
-    """How long a step takes, what it costs beside the device, and what a person should know of both."""
-    control = ControlTimes()
-    device = find_device(options.device)
-    step_times = Roofline(shape, device, DTYPE_BYTES[options.dtype], DTYPE_BYTES[options.kv_dtype])
+class _Engine(NamedTuple):
+    """What is simulated."""
+
+    step_times: StepTimes
+    control: ControlTimes
+    limits_of: Callable[[Mapping[str, str]], SchedulerLimits]
+    notes: list[str]
+    """What a person should know of it."""
+
+
+def _recorded_engine(options: SimulateOptions) -> _Engine:
+    """The one that wrote a journal, with its limits."""
+    steps, control, limits = read_recorded(options.fit)
+    if options.num_blocks is not None:
+        limits = msgspec.structs.replace(limits, num_blocks=options.num_blocks)
+    return _Engine(steps, control, lambda settings: changed_limits(limits, settings), steps.lines())
+
+
+def _roofline_engine(options: SimulateOptions) -> _Engine:
+    """A model's shape on a device, with the topology's defaults."""
+    if options.model_shape is None or options.device is None:
+        raise ConfigError("nothing says how long a step takes", advice="give --model-shape and --device, or --fit")
+    shape, device = shape_of(options.model_shape), find_device(options.device)
+    dtype_bytes, kv_dtype_bytes = (_dtype_bytes(name) for name in (options.dtype, options.kv_dtype))
+
+    def limits_with(settings: Mapping[str, str]) -> SchedulerLimits:
+        max_model_len = _number(settings, "max_model_len", shape.max_position)
+        num_blocks = options.num_blocks
+        if num_blocks is None and "num_blocks" not in settings:
+            num_blocks = kv_blocks(
+                shape,
+                device,
+                max_model_len=max_model_len,
+                block_size=_number(settings, "block_size", KVCacheSection().block_size),
+                dtype_bytes=dtype_bytes,
+                kv_dtype_bytes=kv_dtype_bytes,
+                kv_share=options.kv_share,
+            )
+        return limits_of(settings, num_blocks=num_blocks or 1, max_model_len=max_model_len)
+
     notes = [f"step time by roofline: {device.name} ({device.source or 'no source given'})"]
+    return _Engine(Roofline(shape, device, dtype_bytes, kv_dtype_bytes), ControlTimes(), limits_with, notes)
+
+
+def _changed_control(control: ControlTimes, options: SimulateOptions) -> ControlTimes:
     if options.schedule_us is not None:
         control = msgspec.structs.replace(control, schedule_ns=round(options.schedule_us * 1e3))
     if options.prepare_us is not None:
         control = msgspec.structs.replace(control, prepare_ns=round(options.prepare_us * 1e3))
-    return step_times, control, notes
+    return control
 
 
-def _limits_of(options: SimulateOptions, shape: ModelShape, changes: dict[str, str]) -> SchedulerLimits:
-    settings = {**parse_settings(options.settings), **changes}
-    max_model_len = _number(settings, "max_model_len", shape.max_position)
-    num_blocks = options.num_blocks
-    if num_blocks is None and "num_blocks" not in settings:
-        num_blocks = kv_blocks(
-            shape,
-            find_device(options.device),
-            max_model_len=max_model_len,
-            block_size=_number(settings, "block_size", KVCacheSection().block_size),
-            dtype_bytes=DTYPE_BYTES[options.dtype],
-            kv_dtype_bytes=DTYPE_BYTES[options.kv_dtype],
-            kv_share=options.kv_share,
-        )
-    return limits_of(settings, num_blocks=num_blocks or 1, max_model_len=max_model_len)
+def _dtype_bytes(name: str) -> int:
+    if name not in DTYPE_BYTES:
+        raise ConfigError(f"{name!r} is no dtype of the simulator", advice=f"name one of {', '.join(DTYPE_BYTES)}")
+    return DTYPE_BYTES[name]
 
 
 def _number(settings: Mapping[str, str], name: str, default: int) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 PathList = Optional[list[Path]]  # noqa: UP045  (typer reads the annotations at run time)
+Text = Optional[str]  # noqa: UP045
 TextList = Optional[list[str]]  # noqa: UP045
 Number = Optional[int]  # noqa: UP045
 Real = Optional[float]  # noqa: UP045
@@ -16,11 +17,19 @@ Real = Optional[float]  # noqa: UP045
 def simulate(
     trace: Annotated[Path, typer.Option("--trace", help="CSV or JSONL: docs/simulator.md has the formats.")],
     model_shape: Annotated[
-        str, typer.Option("--model-shape", help="A folder with the model's config.json, or any MODEL of serve.")
-    ],
+        Text, typer.Option("--model-shape", help="A folder with the model's config.json, or any MODEL of serve.")
+    ] = None,
     device: Annotated[
-        str, typer.Option("--device", help="h100-sxm, h200, a100-80g, cpu-2core, or a TOML file that describes one.")
-    ],
+        Text, typer.Option("--device", help="h100-sxm, h200, a100-80g, cpu-2core, or a TOML file that describes one.")
+    ] = None,
+    fit: Annotated[
+        PathList,
+        typer.Option(
+            "--fit",
+            metavar="JOURNAL",
+            help="In place of shape and device: files of an engine's journal, for step times and limits.",
+        ),
+    ] = None,
     settings: Annotated[
         TextList, typer.Option("--set", metavar="KEY=VALUE", help="A field of [scheduler] or [kv_cache].")
     ] = None,
@@ -52,6 +61,7 @@ def simulate(
         trace=trace,
         model_shape=model_shape,
         device=device,
+        fit=tuple(fit or ()),
         settings=tuple(settings or ()),
         compare=tuple(compare or ()),
         num_blocks=num_blocks,

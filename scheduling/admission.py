@@ -17,14 +17,16 @@ from .wait_clock import WaitCause
 def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> WaitCause | None:
     """Admit those whose turn it is until budget, rows, blocks or the plan's room for new rows run out, which is
     returned; None: nobody waits who could go."""
-    while True:
-        request = next_in_line(state)
-        if request is None:
-            return None
-        if not plan.budget or not plan.can_place(request):
+    while len(state.lines):
+        if not plan.budget:
             return WaitCause.BUDGET
         if not state.rows.num_free:
             return WaitCause.SEQUENCES
+        request = next_in_line(state)
+        if request is None:
+            return None
+        if not plan.can_place(request):
+            return WaitCause.BUDGET
         num_cached = len(state.cached_blocks(request)) * state.limits.block_size
         if num_loadable(state, request) > max(num_cached, request.num_loaded_tokens):
             if not _has_room(state, request, 0, num_loadable(state, request)):
@@ -34,14 +36,15 @@ def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> WaitCause | None:
         num_tokens = _allocate(state, plan, request)
         if not num_tokens:
             return WaitCause.BLOCKS
-        _pass_over(state, request)
         _count_admission(state, request)
         state.start(request)
         assert request.row is not None
-        state.rows.is_prefilling[request.row] = num_tokens < request.num_uncomputed_tokens
+        assert request.row is not None
+        state.rows.set_prefilling(request.row, num_tokens < request.num_uncomputed_tokens)
         state.ledgers.chunk(request, num_tokens)
         plan.place(request, num_tokens)
         state.cache_full_blocks(request)
+    return None
 
 
 def release_idle(state: SchedulerState) -> bool:
@@ -80,20 +83,12 @@ def _has_room(
     """
     limits = state.limits
     rows, arrays = state.rows.in_order(), state.rows
-    counts = (array[rows].astype(np.int64) for array in (arrays.num_tokens, arrays.num_blocks, arrays.max_total))
-    view = AdmissionView(limits.block_size, limits.num_blocks, RunningCounts(*counts), state.estimate)
+    num_tokens_of, max_total = arrays.num_tokens[rows].astype(np.int64), arrays.max_total[rows].astype(np.int64)
+    counts = RunningCounts(num_tokens_of, arrays.num_places[rows].astype(np.int64) // limits.block_size, max_total)
+    view = AdmissionView(limits.block_size, limits.num_blocks, counts, state.estimate)
     num_wanted = state.policies.blocks_wanted(request, num_cached, num_tokens, view)
     num_kept = limits.watermark_blocks if state.running else 0
     return state.pool.num_free - num_free_cached - num_wanted >= num_kept
-
-
-def _pass_over(state: SchedulerState, admitted: Request) -> None:
-    """Those that came before and wait on have been passed over, if the order is not that of coming."""
-    if state.limits.policy == "fcfs" or state.trial.is_active:
-        return
-    for request in state.lines:
-        if request.rank[2] < admitted.rank[2]:
-            request.num_passed_over += 1
 
 
 def _count_admission(state: SchedulerState, request: Request) -> None:

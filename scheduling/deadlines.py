@@ -19,6 +19,10 @@ class Deadlines:
         self._heap: list[tuple[int, RequestKey]] = []
         self._num_live = 0
 
+    def __len__(self) -> int:
+        """Requests that have one, and some that have ended before."""
+        return len(self._heap)
+
     def add(self, request: Request) -> None:
         """A live request came, with a deadline or without."""
         if request.deadline_ns is not None:

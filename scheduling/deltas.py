@@ -17,7 +17,7 @@ from ..mailbox.messages.requests import Finish, Refused, TokenLogprobs
 from ..mailbox.messages.transfers import LoadBlocks
 from .prompt_logprobs import GatheredLogprobs
 from .request import Request, RequestKey
-from .row_arrays import RowArrays, RowIndexes
+from .row_arrays import ONE, RowArrays, RowIndexes
 
 _NOBODY = -1
 MAX_PROMPT_VALUES = 1 << 20
@@ -252,8 +252,8 @@ class Outbox:
         """The unsent tokens of `rows` behind what `message` has; they count as sent."""
         arrays, sent = self._rows, self._rows.num_sent[rows]
         num_new = arrays.num_tokens[rows] - sent
-        if np.count_nonzero(num_new == 1) == len(rows):
-            token_ids = arrays.tail[rows, sent % arrays.block_size].reshape(-1, 1).tolist()
+        if np.add.reduce(num_new) == len(rows):
+            token_ids = arrays.tail[rows, arrays.tail_at[rows] - ONE].reshape(-1, 1).tolist()
         else:
             starts = sent.tolist()
             token_ids = [

@@ -21,4 +21,4 @@ def take_drafts(state: SchedulerState, event: Drafts) -> None:
             continue
         kept = token_ids[: request.max_total_tokens - num_tokens - 1]
         request.draft_token_ids = kept
-        arrays.num_drafts[request.row] = len(kept)
+        arrays.set_drafts(request.row, len(kept))

@@ -10,6 +10,8 @@ from .state import SchedulerState
 
 def sweep(state: SchedulerState) -> None:
     """End whatever is due at `state.now_ns`; nothing of it is planned any more."""
+    if not (state.deadlines or state.orphans or state.verdicts):
+        return
     for request in state.deadlines.due(state.now_ns, state.find):
         state.outbox.finish(request, Finish(RequestState.TIMEOUT.finish_reason, request.usage()))
         state.end(request, RequestState.TIMEOUT)

@@ -18,7 +18,7 @@ def check_integrity(state: SchedulerState) -> list[Leak]:
     _check_orphans(state)
     _check_trial(state)
     lost_rows = state.rows.check_integrity([r.row for r in state.running.values() if r.row is not None])
-    state.tenants.check_integrity(Counter(request.tenant for request in state.requests()))
+    state.tenants.check_integrity(Counter(r.tenant for r in state.requests() if r.key not in state.paused))
     loading = state.transfers.blocks()
     lost_blocks = state.pool.check_integrity(chain((r.block_ids for r in state.requests()), loading.values()))
     state.ledgers.check_integrity(request.key for request in state.requests())
@@ -33,8 +33,11 @@ def _check_running(state: SchedulerState) -> None:
         assert request.run == run and request.state is RequestState.RUNNING, f"{request.key} is not running"
         row = request.row
         assert row is not None and state.rows.requests[row] is request and state.rows.run[row] == run
-        assert state.rows.num_blocks[row] == len(request.block_ids), f"{request.key} has other blocks than counted"
         num_places = len(request.block_ids) * state.limits.block_size
+        assert state.rows.num_places[row] == num_places, f"{request.key} has other blocks than counted"
+        assert state.rows.tail_at[row] == request.num_tokens % state.limits.block_size, (
+            f"{request.key} has a wrong tail"
+        )
         assert request.num_computed_tokens <= num_places, f"{request.key} computes tokens without a block"
         has_guesses = request.num_uncomputed_tokens < 0
         assert not has_guesses or request.num_in_flight, f"{request.key} has computed tokens that nobody knows"

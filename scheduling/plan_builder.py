@@ -24,8 +24,10 @@ class Share(NamedTuple):
     """[n]"""
     rows: RowIndexes
     """[n]"""
+    starts: Int32s
+    """[n]: what it has computed"""
     num_tokens: Int32s
-    """[n], each >= 1: the next positions"""
+    """[n], each >= 1: the positions from there on"""
     samples: Bools
     """[n]: it yields a token or more"""
     num_drafts: Int32s | None = None
@@ -43,7 +45,6 @@ class PlanBuilder:
         self._arrays = rows
         self._plan_tokens_left = limits.plan_tokens
         self._shares: list[Share] = []
-        self._starts: list[Int32s] = []
         self._new_rows: list[NewRow] = []
         self._block_rows = self._block_ids = b""
 
@@ -58,9 +59,8 @@ class PlanBuilder:
         self.budget -= int(np.add.reduce(share.num_tokens))
         assert self.budget >= 0, "a plan has more tokens than its budget"
         self._shares.append(share)
-        self._starts.append(arrays.num_computed[rows])
-        arrays.num_computed[rows] += share.num_tokens
-        arrays.num_in_flight[rows] += share.samples
+        arrays.num_computed[rows] = share.starts + share.num_tokens
+        arrays.num_expected[rows] += share.samples
 
     def append_blocks(self, rows: RowIndexes, num_blocks: Int32s, block_ids: Sequence[int]) -> None:
         """Each of `rows`, which the worker has, gets the next `num_blocks[i]` of the blocks."""
@@ -91,8 +91,9 @@ class PlanBuilder:
             )
         )
         samples = num_tokens == request.num_uncomputed_tokens
-        row, count = np.array([request.row], np.intp), np.array([num_tokens], np.int32)
-        self.schedule(Share([request], row, count, np.array([samples])))
+        row = np.array([request.row], np.intp)
+        start, count = np.array([request.num_computed_tokens], np.int32), np.array([num_tokens], np.int32)
+        self.schedule(Share([request], row, start, count, np.array([samples])))
 
     def build(
         self, epoch: int, step: int, now_ns: int, removed_rows: Sequence[int], is_fresh: bool
@@ -122,7 +123,7 @@ class PlanBuilder:
             removed_rows=np.array(removed_rows, dtype="<i4").tobytes(),
             rows=rows.astype("<i4").tobytes(),
             runs=run_bytes,
-            starts=_joined(self._starts).tobytes(),
+            starts=_joined([share.starts for share in shares]).tobytes(),
             num_tokens=_joined([share.num_tokens for share in shares]).tobytes(),
             samples=samples.tobytes(),
             block_rows=self._block_rows,

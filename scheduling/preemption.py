@@ -14,9 +14,9 @@ def preempt_one(state: SchedulerState) -> bool:
     running = state.running_in_order()
     if len(running) <= 1:
         return False
-    victim = state.policies.choose_victim(
-        running, VictimView(lambda request: _num_won_blocks(state, request), state.limits.block_size)
-    )
+    limits = state.limits
+    view = VictimView(lambda request: _num_won_blocks(state, request), limits.block_size, limits.prefix_caching)
+    victim = state.policies.choose_victim(running, view)
     state.counters.num_preemptions += 1
     victim.num_preemptions += 1
     state.preempt(victim, "blocks")

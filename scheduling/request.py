@@ -55,10 +55,10 @@ class Request:
         "key",
         "logprobs",
         "max_total_tokens",
+        "needs_grammar",
         "num_counted_tokens",
         "num_deaths",
         "num_loaded_tokens",
-        "num_passed_over",
         "num_preemptions",
         "num_prompt_tokens",
         "num_remote_tokens",
@@ -87,6 +87,8 @@ class Request:
         self.deadline_ns = admit.deadline_ns
         self.grammar_key = admit.grammar_key
         """Of the grammar that must be ready before it runs; empty: it has none."""
+        self.needs_grammar = bool(admit.grammar_key)
+        """It does not know yet that it is ready."""
         self.num_remote_tokens = admit.num_remote_tokens
         """Tokens of its prompt whose keys and values can be loaded; 0 once they were, or could not be."""
         self.sampling = admit.sampling
@@ -143,8 +145,6 @@ class Request:
         """Times at which it gave its blocks up, for they had run out."""
         self.is_preempted = False
         """It has run before, and lost its row."""
-        self.num_passed_over = 0
-        """Times at which the order admitted one that came later."""
         self.queued_ns = 0
         """When it came, by the scheduler's `now_ns`."""
         self.first_row_ns: int | None = None
@@ -204,7 +204,7 @@ class Request:
     def num_in_flight(self) -> int:
         """Plans in flight that will yield tokens of it."""
         rows = self._rows
-        return 0 if rows is None or self.row is None else int(rows.num_in_flight[self.row])
+        return 0 if rows is None or self.row is None else int(rows.num_expected[self.row] - rows.num_tokens[self.row])
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -229,16 +229,16 @@ class Request:
         """It takes a row of its own, with blocks that hold its first `num_computed` positions."""
         num_tokens = len(self.kept_token_ids)
         self._rows, self.row, self.run = rows, row, run
-        rows.num_tokens[row] = rows.num_sent[row] = num_tokens
+        rows.num_tokens[row] = rows.num_expected[row] = rows.num_sent[row] = num_tokens
         rows.num_computed[row] = num_computed
-        rows.num_in_flight[row] = rows.num_drafts[row] = 0
-        rows.num_blocks[row] = len(self.block_ids)
-        rows.num_registered[row] = num_computed // rows.block_size
+        rows.num_places[row] = len(self.block_ids) * rows.block_size
+        rows.next_full[row] = num_computed + rows.block_size
         rows.max_total[row] = self.max_total_tokens
-        rows.end_ids[row] = NO_TOKEN
+        rows.end_ids[:, row] = NO_TOKEN
         if len(self.end_ids) <= MAX_END_IDS:
-            rows.end_ids[row, : len(self.end_ids)] = self.end_ids
+            rows.end_ids[: len(self.end_ids), row] = self.end_ids
         rows.is_watched[row] = True
+        rows.tail_at[row] = num_tokens % rows.block_size
         start = num_tokens - num_tokens % rows.block_size
         rows.tail[row, : num_tokens - start] = self.kept_token_ids[start:]
 
@@ -271,17 +271,17 @@ class Request:
         """A token of a running request becomes known."""
         assert self._rows is not None and self.row is not None
         rows, row = self._rows, self.row
-        position = int(rows.num_tokens[row])
-        rows.tail[row, position % rows.block_size] = token_id
-        rows.num_tokens[row] = position + 1
-        if (position + 1) % rows.block_size == 0:
+        rows.tail[row, rows.tail_at[row]] = token_id
+        rows.tail_at[row] = (rows.tail_at[row] + 1) % rows.block_size
+        rows.num_tokens[row] += 1
+        if rows.tail_at[row] == 0:
             self.keep_tail()
 
     def take_drafts(self, num_drafts: int) -> list[int]:
         """The first so many go into a plan; the others are too many for it, and forgotten."""
         taken, self.draft_token_ids = self.draft_token_ids[:num_drafts], []
         if self._rows is not None and self.row is not None:
-            self._rows.num_drafts[self.row] = 0
+            self._rows.set_drafts(self.row, 0)
         return taken
 
     def add_input(self, token_ids: Sequence[int], limits: SchedulerLimits) -> None:

@@ -7,6 +7,7 @@ block, not once a token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from .request import Request
+    from .request import Rank, Request
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -25,6 +26,25 @@ RowIndexes = npt.NDArray[np.intp]
 MAX_END_IDS = 4
 """Tokens that end a request, compared in numpy; a request with more of them is watched."""
 NO_TOKEN = -1
+ZERO: Int32s = np.zeros((), np.int32)
+ONE: Int32s = np.ones((), np.int32)
+"""Operands of numpy, which takes longer to understand a Python number than to add it to a batch."""
+
+
+FIELDS = (
+    "num_computed",
+    "num_places",
+    "next_full",
+    "num_expected",
+    "num_tokens",
+    "max_total",
+    "tail_at",
+    "is_watched",
+    *(f"end_id_{index}" for index in range(MAX_END_IDS)),
+)
+"""Of `RowArrays.table`: first what a plan asks for, then, overlapping, what a result does."""
+PLAN_FIELDS = slice(FIELDS.index("num_computed"), FIELDS.index("max_total") + 1)
+RESULT_FIELDS = slice(FIELDS.index("num_tokens"), len(FIELDS))
 
 
 class RowArrays:
@@ -37,36 +57,49 @@ class RowArrays:
     def __init__(self, max_num_seqs: int, block_size: int) -> None:
         self.max_num_seqs, self.block_size = max_num_seqs, block_size
         self.run: Int64s = np.zeros(max_num_seqs, np.int64)
-        self.num_tokens: Int32s = np.zeros(max_num_seqs, np.int32)
+        self.table: Int32s = np.zeros((len(FIELDS), max_num_seqs), np.int32)
+        """[len(FIELDS), max_num_seqs]: the arrays that a steady step reads, so that it can gather them at once."""
+        self.num_tokens = self._field("num_tokens")
         """Known tokens, prompt and output."""
-        self.num_computed: Int32s = np.zeros(max_num_seqs, np.int32)
+        self.num_computed = self._field("num_computed")
         """Positions that plans made so far cover, those in flight included."""
-        self.num_in_flight: Int32s = np.zeros(max_num_seqs, np.int32)
-        """Plans in flight that yield tokens of the row: each at least one."""
-        self.num_drafts: Int32s = np.zeros(max_num_seqs, np.int32)
-        """Drafts behind the last known token, to be planned."""
-        self.num_blocks: Int32s = np.zeros(max_num_seqs, np.int32)
-        self.num_registered: Int32s = np.zeros(max_num_seqs, np.int32)
-        """Its first full blocks that can be found by their keys."""
+        self.num_expected = self._field("num_expected")
+        """Known tokens, and one for each plan in flight that yields any."""
+        self.num_places = self._field("num_places")
+        """Positions that its blocks hold."""
+        self.next_full = self._field("next_full")
+        """Tokens with which its next block is full and can be found by its key; those before it can be already."""
+        self.max_total = self._field("max_total")
+        """Tokens with which the request ends."""
+        self.is_watched = self._field("is_watched")
+        """1: each of its tokens is looked at in Python."""
+        self.tail_at = self._field("tail_at")
+        """Place of the next token in `tail`: num_tokens % block_size."""
+        self.end_ids: Int32s = self.table[FIELDS.index("end_id_0") :]
+        """[MAX_END_IDS, max_num_seqs]: EOS and stop ids; NO_TOKEN fills up."""
         self.num_sent: Int32s = np.zeros(max_num_seqs, np.int32)
         """Known tokens that have left for the tokenizer, or stand in an unsent delta; the prompt counts as sent."""
-        self.max_total: Int32s = np.zeros(max_num_seqs, np.int32)
-        """Tokens with which the request ends."""
-        self.end_ids: Int32s = np.full((max_num_seqs, MAX_END_IDS), NO_TOKEN, np.int32)
-        """[max_num_seqs, MAX_END_IDS]: EOS and stop ids; NO_TOKEN fills up."""
+        self.num_drafts: Int32s = np.zeros(max_num_seqs, np.int32)
+        """Drafts behind the last known token, to be planned."""
+        self.num_with_drafts = 0
+        """Rows that have some."""
         self.is_prefilling: Bools = np.zeros(max_num_seqs, np.bool_)
         """No plan of its run has come to its last known token yet."""
-        self.is_watched: Bools = np.zeros(max_num_seqs, np.bool_)
-        """Each of its tokens is looked at in Python."""
+        self.num_prefilling = 0
+        """Rows of which that is true."""
         self.tenant: Int32s = np.zeros(max_num_seqs, np.int32)
         """Index of its tenant's counter."""
+        self.tail_size: Int32s = np.array(block_size, np.int32)
+        """[]"""
         self.tail: Int32s = np.zeros((max_num_seqs, block_size), np.int32)
         """[max_num_seqs, block_size]: the token at position p is at p % block_size, from the last block border on."""
         self.requests: list[Request | None] = [None] * max_num_seqs
         self._free = list(range(max_num_seqs))
         self._removed: list[int] = []
         self._in_order: RowIndexes | None = None
-        self._requests_in_order: list[Request] | None = None
+        self._by_rank: RowIndexes | None = None
+        self._requests_of: tuple[RowIndexes, list[Request]] | None = None
+        """Of one of these two, the requests."""
 
     @property
     def num_free(self) -> int:
@@ -78,17 +111,28 @@ class RowArrays:
         row = heappop(self._free)
         self.requests[row] = request
         self.run[row] = run
-        self._in_order = self._requests_in_order = None
+        self._in_order = self._by_rank = self._requests_of = None
         return row
 
     def give_back(self, row: int) -> None:
         """Free `row`; the next plan tells the worker, before it may place another request there."""
         self.requests[row] = None
-        self.run[row] = self.num_drafts[row] = 0
-        self.is_prefilling[row] = False
+        self.run[row] = 0
+        self.set_drafts(row, 0)
+        self.set_prefilling(row, False)
         heappush(self._free, row)
         self._removed.append(row)
-        self._in_order = self._requests_in_order = None
+        self._in_order = self._by_rank = self._requests_of = None
+
+    def set_drafts(self, row: int, num_drafts: int) -> None:
+        """So many drafts of the row are to be planned."""
+        self.num_with_drafts += (num_drafts > 0) - int(self.num_drafts[row] > 0)
+        self.num_drafts[row] = num_drafts
+
+    def set_prefilling(self, row: int, is_prefilling: bool) -> None:
+        """Whether plans of the row have still to come to its last known token."""
+        self.num_prefilling += is_prefilling - int(self.is_prefilling[row])
+        self.is_prefilling[row] = is_prefilling
 
     def in_order(self) -> RowIndexes:
         """[num_running] rows in use, by run: as they were taken. Read only."""
@@ -97,13 +141,24 @@ class RowArrays:
             self._in_order = used[np.argsort(self.run[used])]
         return self._in_order
 
+    def by_rank(self, rank: Callable[[Request], Rank]) -> RowIndexes:
+        """[num_running] rows in use, by the rank of their requests, which never changes while they run. Read only."""
+        if self._by_rank is None:
+            requests = sorted(self.of(self.in_order()), key=rank)
+            self._by_rank = np.array([request.row for request in requests], np.intp)
+        return self._by_rank
+
     def of(self, rows: RowIndexes) -> list[Request]:
         """The requests in rows that are in use; a list that nobody changes."""
-        if rows is not self._in_order:
+        if rows is not self._in_order and rows is not self._by_rank:
             return self._of(rows)
-        if self._requests_in_order is None:
-            self._requests_in_order = self._of(rows)
-        return self._requests_in_order
+        if self._requests_of is None or self._requests_of[0] is not rows:
+            self._requests_of = rows, self._of(rows)
+        return self._requests_of[1]
+
+    def _field(self, name: str) -> Int32s:
+        field: Int32s = self.table[FIELDS.index(name)]
+        return field
 
     def _of(self, rows: RowIndexes) -> list[Request]:
         requests = self.requests

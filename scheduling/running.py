@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from .loading import lose_one_loaded
 from .plan_builder import PlanBuilder, Share
 from .preemption import preempt_one
 from .request import Request
-from .row_arrays import Int32s, RowIndexes
+from .row_arrays import PLAN_FIELDS, ZERO, Bools, Int32s, RowIndexes
 from .state import SchedulerState
 
 
@@ -24,8 +23,17 @@ class _Wanted(NamedTuple):
     """What each computes under the budget; 0: nothing."""
     num_left: Int32s
     """Tokens until it can sample."""
+    num_computed: Int32s
+    """Where it begins."""
+    growing: RowIndexes
+    """[m] rows, those of them that need more blocks."""
     num_blocks: Int32s
-    """Blocks that it has to get for them."""
+    """[m]: how many, at least 1."""
+
+
+_NO_ROWS: RowIndexes = np.zeros(0, np.intp)
+_NO_COUNTS: Int32s = np.zeros(0, np.int32)
+_NOTHING = _Wanted(_NO_ROWS, _NO_COUNTS, _NO_COUNTS, _NO_COUNTS, _NO_ROWS, _NO_COUNTS)
 
 
 def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
@@ -39,15 +47,14 @@ def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
     is_short = False
     wanted = _wanted(state)
     while np.add.reduce(wanted.num_blocks) > state.pool.num_free:
-        if np.count_nonzero(state.rows.num_drafts):
+        if state.rows.num_with_drafts:
             _drop_drafts(state)
             wanted = _wanted(state)
             continue
         is_short = True
         if not preempt_one(state) and not lose_one_loaded(state):
             # Alone every request fits, but what is on its way from elsewhere holds blocks until it is there.
-            zeros = np.zeros_like(wanted.num_tokens)
-            wanted = wanted._replace(num_tokens=zeros, num_blocks=zeros)
+            wanted = _NOTHING
             break
         wanted = _wanted(state)
     _schedule(state, plan, wanted)
@@ -58,19 +65,23 @@ def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
 def _wanted(state: SchedulerState) -> _Wanted:
     arrays, limits = state.rows, state.limits
     rows = _rows_in_order(state)
-    num_known = arrays.num_tokens[rows] + arrays.num_in_flight[rows]
-    can_go = (num_known < arrays.max_total[rows]) & (num_known > arrays.num_computed[rows])  # no drafts in flight
-    has_drafts = np.count_nonzero(arrays.num_drafts) > 0
+    fields = arrays.table[PLAN_FIELDS].take(rows, axis=1)
+    num_computed, num_places, num_expected, max_total = fields[0], fields[1], fields[3], fields[5]
+    num_left = num_expected - num_computed
+    can_go = np.minimum(max_total - num_expected, num_left) > ZERO  # with drafts in flight nothing is left
+    has_drafts = arrays.num_with_drafts > 0
     if has_drafts:
-        can_go &= (arrays.num_drafts[rows] == 0) | (arrays.num_in_flight[rows] == 0)
+        can_go &= (arrays.num_drafts[rows] == 0) | (fields[4] == num_expected)
     if np.count_nonzero(can_go) < len(rows):
-        rows, num_known = rows[can_go], num_known[can_go]
-    num_computed = arrays.num_computed[rows]
-    num_left = num_known - num_computed
+        rows, num_left = rows[can_go], num_left[can_go]
+        num_computed, num_places = num_computed[can_go], num_places[can_go]
     num_wanted = num_left + arrays.num_drafts[rows] if has_drafts else num_left
-    num_tokens = _under_budget(np.minimum(num_wanted, limits.max_chunk), limits.max_num_batched_tokens)
-    num_blocks = -(-(num_computed + num_tokens) // limits.block_size) - arrays.num_blocks[rows]
-    return _Wanted(rows, num_tokens, num_left, np.maximum(num_blocks, 0))
+    if np.add.reduce(num_wanted) > len(rows) or len(rows) > limits.max_num_batched_tokens:
+        num_wanted = _under_budget(np.minimum(num_wanted, limits.max_chunk), limits.max_num_batched_tokens)
+    num_lacking = num_computed + num_wanted - num_places
+    is_growing = (num_lacking > ZERO).nonzero()[0]
+    num_blocks = -(-num_lacking[is_growing] // limits.block_size) if len(is_growing) else _NO_COUNTS
+    return _Wanted(rows, num_wanted, num_left, num_computed, rows[is_growing], num_blocks)
 
 
 def _drop_drafts(state: SchedulerState) -> None:
@@ -80,12 +91,11 @@ def _drop_drafts(state: SchedulerState) -> None:
 
 
 def _rows_in_order(state: SchedulerState) -> RowIndexes:
-    if not state.trial.is_active and not state.policies.order.sorts_running:
-        return state.rows.in_order()
-    requests: Sequence[Request] = state.running_in_order()
-    if state.trial.is_active:
-        requests = [request for request in requests if request.key in state.trial.group]
-    return np.array([request.row for request in requests], np.intp)
+    order = state.policies.order
+    if not state.trial.is_active:
+        return state.rows.by_rank(order.rank) if order.sorts_running else state.rows.in_order()
+    tried = [request.row for request in state.running_in_order() if request.key in state.trial.group]
+    return np.array(tried, np.intp)
 
 
 def _under_budget(num_tokens: Int32s, budget: int) -> Int32s:
@@ -103,31 +113,37 @@ def _under_budget(num_tokens: Int32s, budget: int) -> Int32s:
 
 
 def _schedule(state: SchedulerState, plan: PlanBuilder, wanted: _Wanted) -> None:
-    rows, num_tokens, num_left, num_blocks = wanted
+    rows, num_tokens, num_left, starts, growing, num_blocks = wanted
     if np.count_nonzero(num_tokens) < len(rows):
         is_planned = num_tokens > 0
-        rows, num_tokens = rows[is_planned], num_tokens[is_planned]
-        num_left, num_blocks = num_left[is_planned], num_blocks[is_planned]
+        rows, num_tokens, num_left = rows[is_planned], num_tokens[is_planned], num_left[is_planned]
+        starts = starts[is_planned]
     if not len(rows):
         return
     arrays = state.rows
-    is_growing = np.flatnonzero(num_blocks)
-    if len(is_growing):
-        _give_blocks(state, plan, rows[is_growing], num_blocks[is_growing])
+    if len(growing):
+        _give_blocks(state, plan, growing, num_blocks)
     requests = arrays.of(rows)
-    if np.count_nonzero(arrays.is_prefilling):
-        is_prefilling = arrays.is_prefilling[rows]
-        for i in np.flatnonzero(is_prefilling).tolist():
-            state.ledgers.chunk(requests[i], int(num_tokens[i]))
-        arrays.is_prefilling[rows] = is_prefilling & (num_tokens < num_left)
-    if np.count_nonzero(arrays.num_drafts):
+    if arrays.num_prefilling:
+        _note_chunks(state, requests, rows, num_tokens, num_tokens < num_left)
+    if arrays.num_with_drafts:
         num_drafts = np.maximum(num_tokens - num_left, 0).astype(np.int32)
         drafts = [request.take_drafts(count) for request, count in zip(requests, num_drafts.tolist(), strict=True)]
         draft_ids = [token_id for part in drafts for token_id in part]
         state.counters.num_draft_tokens += len(draft_ids)
-        plan.schedule(Share(requests, rows, num_tokens, num_tokens >= num_left, num_drafts, draft_ids))
+        plan.schedule(Share(requests, rows, starts, num_tokens, num_tokens >= num_left, num_drafts, draft_ids))
     else:
-        plan.schedule(Share(requests, rows, num_tokens, num_tokens == num_left))
+        plan.schedule(Share(requests, rows, starts, num_tokens, num_tokens == num_left))
+
+
+def _note_chunks(
+    state: SchedulerState, requests: Sequence[Request], rows: RowIndexes, num_tokens: Int32s, is_unfinished: Bools
+) -> None:
+    """Prompts that are computed in pieces; `is_unfinished`: [n] something is left behind this one."""
+    arrays = state.rows
+    for i in np.flatnonzero(arrays.is_prefilling[rows]).tolist():
+        state.ledgers.chunk(requests[i], int(num_tokens[i]))
+        arrays.set_prefilling(int(rows[i]), bool(is_unfinished[i]))
 
 
 def _give_blocks(state: SchedulerState, plan: PlanBuilder, rows: RowIndexes, num_blocks: Int32s) -> None:
@@ -137,8 +153,8 @@ def _give_blocks(state: SchedulerState, plan: PlanBuilder, rows: RowIndexes, num
         request.block_ids += block_ids[at : at + count]
         at += count
     arrays = state.rows
-    arrays.num_blocks[rows] += num_blocks
-    has_drafts = arrays.num_drafts[rows] > 0 if np.count_nonzero(arrays.num_drafts) else None
+    arrays.num_places[rows] += num_blocks * state.limits.block_size
+    has_drafts = arrays.num_drafts[rows] > 0 if arrays.num_with_drafts else None
     state.leaks.grow(block_ids, arrays.run[rows], num_blocks, has_drafts, state.steps.num_planned)
     plan.append_blocks(rows, num_blocks, block_ids)
 
@@ -149,13 +165,14 @@ def _cache_full_blocks(state: SchedulerState) -> None:
         return
     arrays = state.rows
     rows = arrays.in_order()
-    num_full = np.minimum(arrays.num_computed[rows], arrays.num_tokens[rows]) // state.limits.block_size
-    num_registered = arrays.num_registered[rows]
-    is_new = np.flatnonzero(num_full > num_registered)
+    fields = arrays.table[PLAN_FIELDS].take(rows, axis=1)
+    num_ready, next_full = np.minimum(fields[0], fields[4]), fields[2]
+    is_new = (num_ready >= next_full).nonzero()[0]
     if not len(is_new):
         return
-    rows, num_full, num_registered = rows[is_new], num_full[is_new], num_registered[is_new]
-    arrays.num_registered[rows] = num_full
-    for request, first, end in zip(arrays.of(rows), num_registered.tolist(), num_full.tolist(), strict=True):
+    rows, size = rows[is_new], state.limits.block_size
+    firsts, ends = next_full[is_new] // size - 1, num_ready[is_new] // size
+    arrays.next_full[rows] = (ends + 1) * size
+    for request, first, end in zip(arrays.of(rows), firsts.tolist(), ends.tolist(), strict=True):
         token_ids = request.kept_token_ids
         register_full_blocks(state.pool, request.block_keys, token_ids, request.block_ids, first, end)

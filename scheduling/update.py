@@ -16,7 +16,7 @@ from .gather import gather_prompt_logprobs
 from .prompt_logprobs import GatheredLogprobs
 from .request import Request
 from .result_logprobs import ResultLogprobs
-from .row_arrays import Bools, Int32s, Int64s, RowIndexes
+from .row_arrays import ONE, RESULT_FIELDS, Bools, Int32s, Int64s, RowIndexes
 from .sessions import end_of_turn
 from .state import SchedulerState
 from .step_log import PlannedStep
@@ -33,26 +33,28 @@ def apply_result(state: SchedulerState, result: StepResult) -> None:
     if result.prompt_logprobs is not None:
         gather_prompt_logprobs(state.running, result.step, result.prompt_logprobs)
     found = _find_tokens(state, planned, result)
-    _check_positions(state, found)
     arrays, rows = state.rows, found.rows
-    arrays.num_in_flight[rows] -= 1
-    one_by_one = arrays.is_watched[rows]
+    fields = arrays.table[RESULT_FIELDS].take(rows, axis=1)
+    _check_positions(state, found, fields[0])
+    is_watched = fields[3]
+    if found.counts is None and found.num_drafts is None and not np.count_nonzero(is_watched):
+        is_end = _append_plain(state, rows, fields, found.first_token_ids)
+        if np.count_nonzero(is_end):
+            for request in arrays.of(rows[is_end]):
+                _end_if_complete(state, request)
+        return
+    one_by_one: Bools = is_watched > 0
     if found.counts is not None:
         one_by_one |= found.counts > 1
     if found.num_drafts is not None:
         one_by_one |= found.num_drafts > 0
-    if not np.count_nonzero(one_by_one):
-        for request in arrays.of(rows[_append_plain(state, rows, found.positions, found.first_token_ids)]):
-            _end_if_complete(state, request)
-        return
-    is_plain = ~one_by_one
-    plain_tokens = found.first_token_ids[is_plain]
-    one_by_one[is_plain] = _append_plain(state, rows[is_plain], found.positions[is_plain], plain_tokens)
-    if found.num_drafts is not None:
         num_accepted: Int32s = np.zeros(len(rows), np.int32)
         if found.counts is not None:
             num_accepted += found.counts - 1
         state.ledgers.count_drafts(rows, found.num_drafts, num_accepted)
+    is_plain = ~one_by_one
+    plain_tokens = found.first_token_ids[is_plain]
+    one_by_one[is_plain] = _append_plain(state, rows[is_plain], fields[:, is_plain], plain_tokens)
     logprobs = ResultLogprobs(result)
     for i in np.flatnonzero(one_by_one).tolist():
         request = arrays.requests[rows[i]]
@@ -80,9 +82,9 @@ class _Tokens(NamedTuple):
 
 
 def _find_tokens(state: SchedulerState, planned: PlannedStep, result: StepResult) -> _Tokens:
-    runs = np.frombuffer(result.runs, dtype="<i8")
-    positions = np.frombuffer(result.positions, dtype="<i4")
-    token_ids = np.frombuffer(result.token_ids, dtype="<i4")
+    runs = np.frombuffer(result.runs, np.int64)
+    positions = np.frombuffer(result.positions, np.int32)
+    token_ids = np.frombuffer(result.token_ids, np.int32)
     counts = np.frombuffer(result.num_sampled, dtype="<i4") if result.num_sampled else None
     num_tokens = len(runs) if counts is None else int(counts.sum())
     if (
@@ -124,15 +126,14 @@ def _rows_of(planned: PlannedStep, runs: Int64s, step: int) -> tuple[RowIndexes,
     return planned.yielding_rows[indexes], None if planned.num_drafts is None else planned.num_drafts[indexes]
 
 
-def _check_positions(state: SchedulerState, found: _Tokens) -> None:
-    arrays, rows = state.rows, found.rows
-    is_wrong = (found.positions != arrays.num_tokens[rows]) | (arrays.num_in_flight[rows] < 1)
+def _check_positions(state: SchedulerState, found: _Tokens, num_tokens: Int32s) -> None:
+    is_wrong = found.positions != num_tokens
     if found.counts is not None:
         num_drafts = 0 if found.num_drafts is None else found.num_drafts
         is_wrong |= (found.counts < 1) | (found.counts > num_drafts + 1)
     if np.count_nonzero(is_wrong):
         i = int(is_wrong.argmax())
-        request = arrays.requests[rows[i]]
+        request = state.rows.requests[found.rows[i]]
         assert request is not None
         raise ProtocolViolation(
             f"request {request.key} run {request.run} got {1 if found.counts is None else found.counts[i]} tokens at "
@@ -140,22 +141,25 @@ def _check_positions(state: SchedulerState, found: _Tokens) -> None:
         )
 
 
-def _append_plain(state: SchedulerState, rows: RowIndexes, positions: Int32s, token_ids: Int32s) -> Bools:
-    """One token for each of `rows`; returns which of them end with it."""
-    arrays, size = state.rows, state.limits.block_size
-    arrays.tail[rows, positions % size] = token_ids
-    num_tokens = positions + 1
+def _append_plain(state: SchedulerState, rows: RowIndexes, fields: Int32s, token_ids: Int32s) -> Bools:
+    """One token for each of `rows`, whose RESULT_FIELDS are `fields`; returns which of them end with it."""
+    arrays = state.rows
+    num_tokens, max_total, tail_at = fields[0] + ONE, fields[1], fields[2]
+    arrays.tail[rows, tail_at] = token_ids
+    tail_at = tail_at + ONE
     arrays.num_tokens[rows] = num_tokens
     state.counters.generation_tokens += len(rows)
     if state.limits.policy == "fair":
         state.tenants.charge_rows(arrays.tenant[rows])
-    is_full = num_tokens % size == 0
+    is_full = tail_at == arrays.tail_size
     if np.count_nonzero(is_full):
+        tail_at[is_full] = 0
         _keep_full_blocks(state, rows[is_full])
-    is_end: Bools = num_tokens >= arrays.max_total[rows]
-    is_end_id = arrays.end_ids[rows] == token_ids[:, None]
+    arrays.tail_at[rows] = tail_at
+    is_end: Bools = num_tokens >= max_total
+    is_end_id = fields[4:] == token_ids
     if np.count_nonzero(is_end_id):
-        is_end |= is_end_id.any(axis=1)
+        is_end |= is_end_id.any(axis=0)
     return is_end
 
 
@@ -175,6 +179,7 @@ def _append_each(state: SchedulerState, request: Request, found: _Tokens, i: int
     if found.num_drafts is not None and found.num_drafts[i]:
         state.counters.num_accepted_tokens += count - 1
         state.rows.num_computed[request.row] -= int(found.num_drafts[i]) - (count - 1)
+        state.rows.num_expected[request.row] += count - 1
     request.num_deaths = 0
     state.trial.acquit(request.key)
     state.ledgers.token(request)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ..mailbox.messages.steps import NewRow, StepResult
 from ..scheduling import SchedulerStatistics
 from ..scheduling.deltas import Outgoing
 from .trace import Trace
@@ -53,30 +54,50 @@ class History(msgspec.Struct, frozen=True):
     """Time that the device computed."""
 
 
+class _End(NamedTuple):
+    reason: str
+    num_tokens: int
+    num_cached_tokens: int
+
+
 class HistoryRecorder:
-    """Takes in what a scheduler sends and what it says of itself."""
+    """Takes in what a scheduler is told and what it sends.
+
+    Of most steps only the bytes of the result are kept; what tokens they became is worked out at the end. A result of a
+    run that was over is dropped by the scheduler, and the same position comes again in a later run, so the last result
+    with a position is the one that counts, up to as many tokens as the request had when it ended.
+    """
 
     def __init__(self, trace: Trace, gauge_ns: int) -> None:
         self._trace, self._gauge_ns = trace, gauge_ns
         self.next_gauge_ns = 0
-        self._token_ns = {str(index): array("q") for index in range(len(trace))}
-        self._ends: dict[str, tuple[str, int]] = {}
+        self._request_of_run: dict[int, int] = {}
+        self._times_ns: list[int] = []
+        self._runs: list[bytes] = []
+        self._positions: list[bytes] = []
+        self._ends: dict[int, _End] = {}
         self._gauges: list[tuple[int, int, int, float]] = []
 
-    def record(self, now_ns: int, outgoing: Outgoing) -> None:
-        """What leaves at `now_ns`."""
-        token_ns = self._token_ns
+    def place(self, new_rows: Sequence[NewRow]) -> None:
+        """These rows stand in a plan for the first time."""
+        for new in new_rows:
+            self._request_of_run[new.run] = int(new.request_id)
+
+    def take(self, now_ns: int, result: StepResult) -> None:
+        """The scheduler gets this result."""
+        self._times_ns.append(now_ns)
+        self._runs.append(result.runs)
+        self._positions.append(result.positions)
+
+    def end(self, outgoing: Outgoing) -> None:
+        """Requests that ended are told here, once."""
         for deltas in outgoing.deltas.values():
-            for request_id, token_ids in zip(deltas.request_ids, deltas.token_ids, strict=False):
-                if len(token_ids) == 1:
-                    token_ns[request_id].append(now_ns)
-                else:
-                    token_ns[request_id].extend([now_ns] * len(token_ids))
             for row, finish in deltas.finishes.items():
-                self._ends[deltas.request_ids[row]] = (finish.reason, deltas.cached_tokens[row])
+                request_id, num_cached_tokens = deltas.request_ids[row], deltas.cached_tokens[row]
+                self._ends[int(request_id)] = _End(finish.reason, finish.usage.completion_tokens, num_cached_tokens)
         for refusals in outgoing.refused.values():
             for refused in refusals:
-                self._ends[refused.request_id] = (REFUSED, 0)
+                self._ends[int(refused.request_id)] = _End(REFUSED, 0, 0)
 
     def gauge(self, now_ns: int, statistics: SchedulerStatistics) -> None:
         """How it stands at `now_ns`."""
@@ -86,15 +107,31 @@ class HistoryRecorder:
 
     def finish(self, statistics: SchedulerStatistics, busy_ns: int) -> History:
         """Everything, when the run is over; each request has ended."""
-        requests = []
-        for index, request in enumerate(self._trace):
-            reason, num_cached_tokens = self._ends[str(index)]
-            token_ns = np.frombuffer(self._token_ns[str(index)], np.int64)
-            requests.append(
-                RequestHistory(
-                    request.arrival_ns, request.tenant, request.num_prompt_tokens, token_ns, reason, num_cached_tokens
-                )
+        ends = [self._ends[index] for index in range(len(self._trace))]
+        token_ns = self._token_times(np.array([end.num_tokens for end in ends], np.int64))
+        requests = [
+            RequestHistory(
+                request.arrival_ns, request.tenant, request.num_prompt_tokens, times, end.reason, end.num_cached_tokens
             )
+            for request, times, end in zip(self._trace, token_ns, ends, strict=True)
+        ]
         times, running, waiting, shares = (list(column) for column in zip(*self._gauges, strict=True))
         gauges = Gauges(np.array(times), np.array(running), np.array(waiting), np.array(shares))
         return History(requests, gauges, statistics, busy_ns)
+
+    def _token_times(self, num_tokens: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+        """When each token of each request came; `num_tokens`: of each request."""
+        runs = np.frombuffer(b"".join(self._runs), "<i8")
+        counts = np.array([len(some) // 8 for some in self._runs], np.int64)
+        times = np.repeat(np.array(self._times_ns, np.int64), counts)
+        request_of = np.zeros(max(self._request_of_run, default=0) + 1, np.int64)
+        request_of[list(self._request_of_run)] = list(self._request_of_run.values())
+        requests = request_of[runs]
+        num_prompt_tokens = np.array([request.num_prompt_tokens for request in self._trace], np.int64)
+        places = np.frombuffer(b"".join(self._positions), "<i4") - num_prompt_tokens[requests]
+        does_count = places < num_tokens[requests]
+        begins = np.cumsum(num_tokens) - num_tokens
+        found = np.full(num_tokens.sum(), -1, np.int64)
+        found[(begins[requests] + places)[does_count]] = times[does_count]  # of equal places the last one stays
+        assert not len(found) or found.min() >= 0, "a token came in no result"
+        return np.split(found, begins[1:])

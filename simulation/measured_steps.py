@@ -57,6 +57,11 @@ class MeasuredSteps:
     def sent(self, now_ns: int, outgoing: Outgoing) -> None:
         """It sent this: nothing to learn."""
 
+    def forget(self) -> None:
+        """The life of one scheduler is over: what is in flight has no result, and another's time is another's."""
+        self._plans.clear()
+        self._last_end_ns = 0
+
     def samples(self) -> list[StepSample]:
         """Of every step that was run."""
         gap_ns = _median([step.gap_ns for step in self._steps if step.gap_ns is not None])

@@ -13,18 +13,27 @@ from ..topology.schema import KVCacheSection, SchedulerSection
 
 Settings = Mapping[str, str]
 
+_NAMES = {field.name for field in msgspec.structs.fields(SchedulerLimits)}
 _DOCUMENTED = "the fields of [scheduler] and [kv_cache] in docs/topology.md, and max_model_len"
 
 
 def limits_of(settings: Settings, *, num_blocks: int, max_model_len: int) -> SchedulerLimits:
     """The topology's defaults, changed by `settings`. Raises ConfigError for an unknown field or a bad value."""
     defaults: dict[str, object] = {"num_blocks": num_blocks, "max_model_len": max_model_len}
-    names = {field.name for field in msgspec.structs.fields(SchedulerLimits)}
     for section in (SchedulerSection(), KVCacheSection()):
         found = msgspec.structs.asdict(section)
-        defaults |= {name: found[name] for name in found.keys() & names - defaults.keys()}
+        defaults |= {name: found[name] for name in found.keys() & _NAMES - defaults.keys()}
+    return _changed(defaults, settings)
+
+
+def changed_limits(limits: SchedulerLimits, settings: Settings) -> SchedulerLimits:
+    """Other limits, changed. Raises ConfigError as above."""
+    return _changed(msgspec.structs.asdict(limits), settings)
+
+
+def _changed(defaults: dict[str, object], settings: Settings) -> SchedulerLimits:
     for name in settings:
-        if name not in names:
+        if name not in _NAMES:
             raise ConfigError(f"the simulator knows no setting {name!r}", advice=f"settings are {_DOCUMENTED}")
     try:
         return msgspec.convert({**defaults, **settings}, SchedulerLimits, strict=False)

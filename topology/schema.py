@@ -65,7 +65,7 @@ class SchedulerSection(Struct, frozen=True, forbid_unknown_fields=True):
     fair_aging_tokens_per_s: NonNegative = 1000
     """Policy fair: waiting counts as so many tokens less for its tenant [tokens/s]. static"""
     fair_aging_max_tokens: NonNegative = 20_000
-    """Policy fair: the most that waiting is worth [tokens]. static"""
+    """Policy fair: the most that waiting is worth; cache_aware: after as long the first goes first [tokens]. static"""
     max_ledgers: NonNegative = 1024
     """Requests that have ended and can still be asked about [requests]. static"""
 

@@ -12,6 +12,8 @@ class PlantedBug(NamedTuple):
     module: str
     old: str
     new: str
+    first_seed: int = 0
+    """Where the search begins: a rare one would take long from the first world on."""
 
 
 BUGS = (
@@ -195,6 +197,7 @@ BUGS = (
         "scheduling.running",
         "        is_short = True\n        if not",
         "        is_short = len(state.running) > 1\n        if not",
+        first_seed=90,
     ),
     PlantedBug(
         "somebody_goes_for_the_sake_of_drafts",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,10 +19,10 @@ CHOICES: dict[str, ChooseVictim] = {
 }
 
 
-def view_of(won: dict[tuple[str, int], int] | None = None) -> VictimView:
+def view_of(won: dict[tuple[str, int], int] | None = None, *, prefix_caching: bool = False) -> VictimView:
     """Blocks won by key; all that a request holds where nothing is said."""
     by_key = won or {}
-    return VictimView(lambda request: by_key.get(request.key, len(request.block_ids)), BLOCK)
+    return VictimView(lambda request: by_key.get(request.key, len(request.block_ids)), BLOCK, prefix_caching)
 
 
 def running_request(order: int, num_tokens: int, **fields: object) -> Request:
@@ -50,25 +48,26 @@ def runs(draw: st.DrawFn) -> tuple[list[Request], VictimView]:
             priority=draw(st.integers(0, 1)),
             num_prompt_tokens=draw(st.integers(1, 3)),
             num_output_tokens=draw(st.integers(0, 2)),
-            num_preemptions=draw(st.integers(0, 1)),
+            num_preemptions=draw(st.integers(0, 9)),
         )
         won[request.key] = len(request.block_ids) - num_shared
         running.append(request)
-    return running, view_of(won)
+    return running, view_of(won, prefix_caching=draw(st.booleans()))
 
 
 # Brute force ----------------------------------------------------------------------------------------------------------
 
 
 def ranking(name: str, running: list[Request], view: VictimView) -> list[Request]:
-    """All but the first, who goes soonest first; sorted as a whole by exact fractions."""
+    """All but the first, who goes soonest first; sorted as a whole."""
     if len(running) == 1:
         return running
     places = {request.key: place for place, request in enumerate(running)}
 
     def lost(request: Request) -> int:
+        """Tokens in blocks of its own, which stand behind those that it shares."""
         num_shared = len(request.block_ids) - view.num_won_blocks(request)
-        return max(1, request.num_computed_tokens - num_shared * BLOCK)
+        return 0 if view.prefix_caching else request.num_computed_tokens - num_shared * BLOCK
 
     def key(request: Request) -> tuple[object, ...]:
         last_first, least_urgent_first = -places[request.key], -request.rank[0]
@@ -76,9 +75,8 @@ def ranking(name: str, running: list[Request], view: VictimView) -> list[Request
             return (last_first,)
         if name == "retract":
             return (least_urgent_first, request.num_output_tokens, -request.num_prompt_tokens, last_first)
-        num_won = view.num_won_blocks(request)
-        gain = Fraction(num_won, lost(request))
-        return (least_urgent_first, num_won == 0, request.num_preemptions, -gain, lost(request), last_first)
+        frees_nothing = view.num_won_blocks(request) == 0
+        return (least_urgent_first, frees_nothing, request.num_preemptions // 4, lost(request), last_first)
 
     return sorted(running[1:], key=key)  # type: ignore[arg-type,return-value]
 
@@ -139,41 +137,46 @@ def test_retract_takes_the_fewest_output_tokens_then_the_longest_prompt() -> Non
     assert gone == [3, 2, 4, 1, 0]
 
 
-def test_cost_weighs_blocks_won_against_tokens_lost() -> None:
-    """17 tokens in 2 blocks (8.5 a block) go before 33 in 3 (11), 16 in 1 and 160 in 10 (16 each, the smaller)."""
+def test_without_a_cache_the_least_that_is_lost_goes_first() -> None:
+    """1 (the first), 160, 16, 33 and 17 tokens."""
     running = [running_request(order, num_tokens) for order, num_tokens in enumerate([1, 160, 16, 33, 17])]
     gone = []
     while running:
         gone.append(cost.choose_victim(running, view_of()).rank[2])
         running = [request for request in running if request.rank[2] not in gone]
-    assert gone == [4, 3, 2, 1, 0]
+    assert gone == [2, 4, 3, 1, 0]
+
+
+def test_with_a_cache_nothing_is_lost_and_the_last_goes_first() -> None:
+    running = [running_request(order, num_tokens) for order, num_tokens in enumerate([1, 160, 16, 33, 17])]
+    assert cost.choose_victim(running, view_of(prefix_caching=True)).rank[2] == 4
 
 
 def test_cost_counts_what_others_share_as_neither_won_nor_lost() -> None:
-    """Both share 62 blocks of a system prompt. One has 10 blocks of its own and loses 160 tokens, the other 200 blocks
-    and 3,200 tokens: the price is the same, and the smaller goes."""
-    small, large = running_request(1, 72 * BLOCK), running_request(2, 262 * BLOCK)
-    view = view_of({small.key: 10, large.key: 200})
-    assert cost.choose_victim([running_request(0, 1), small, large], view) is small
+    """Of 1,152 tokens 992 stand in blocks of a prompt that others share: 160 are lost, and of 320 all."""
+    sharer, owner = running_request(1, 72 * BLOCK), running_request(2, 20 * BLOCK)
+    view = view_of({sharer.key: 10})
+    assert cost.choose_victim([running_request(0, 1), sharer, owner], view) is sharer
 
 
 def test_cost_takes_one_that_frees_nothing_only_if_all_do() -> None:
-    shared, owner = running_request(1, 32), running_request(2, 320, num_preemptions=3)
+    shared, owner = running_request(1, 32), running_request(2, 320, num_preemptions=4)
     rows = [running_request(0, 1), shared, owner]
     assert cost.choose_victim(rows, view_of({shared.key: 0})) is owner
     assert cost.choose_victim(rows, view_of({shared.key: 0, owner.key: 0})) is shared
 
 
-def test_cost_takes_turns() -> None:
-    """Ten equal rows, each taken for the others' sake: nobody a second time before all have gone once."""
-    running = [running_request(order, 100) for order in range(10)]
+@pytest.mark.parametrize("prefix_caching", [False, True])
+def test_cost_takes_turns(prefix_caching: bool) -> None:
+    """Three equal rows behind the first, each taken for the others' sake: none a fifth time before all went four."""
+    running = [running_request(order, 100) for order in range(4)]
     gone = []
-    for _ in range(18):
-        victim = cost.choose_victim(running, view_of())
+    for _ in range(24):
+        victim = cost.choose_victim(running, view_of(prefix_caching=prefix_caching))
         gone.append(victim.rank[2])
         assert isinstance(victim, FakeRequest)
         victim.num_preemptions += 1
-    assert sorted(gone[:9]) == sorted(gone[9:]) == list(range(1, 10))
+    assert gone == 2 * ([3] * 4 + [2] * 4 + [1] * 4)
 
 
 @pytest.mark.parametrize("name", ["retract", "cost"])

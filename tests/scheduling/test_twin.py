@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from callboard.tests.scheduling.choices import DrawnChoices
 from callboard.tests.scheduling.mutated import mutated
 from callboard.tests.scheduling.planted_bugs import BUGS, PlantedBug
-from callboard.tests.scheduling.twin_runs import run_worlds
+from callboard.tests.scheduling.twin_runs import run_worlds, telling
 from callboard.tests.scheduling.twin_transitions import WEIGHTS, Transition, choose_limits, go_on
 from callboard.tests.scheduling.twin_world import World
 
@@ -33,11 +33,13 @@ class TwinMachine(RuleBasedStateMachine):
     @rule(data=st.data(), transition=st.sampled_from(list(WEIGHTS)))
     def go_on(self, data: st.DataObject, transition: Transition) -> None:
         assert self.world is not None
-        go_on(self.world, DrawnChoices(data), transition)
+        with telling(self.world):
+            go_on(self.world, DrawnChoices(data), transition)
 
     def teardown(self) -> None:
         if self.world is not None:
-            self.world.finish()
+            with telling(self.world):
+                self.world.finish()
 
 
 TwinMachine.TestCase.settings = settings(
@@ -69,7 +71,7 @@ CHECKS = {
 def test_planted_bug_is_found(bug: PlantedBug) -> None:
     copies = mutated(f"callboard.{bug.module}", bug.old, bug.new, "callboard.tests.scheduling.twin_runs")
     with copies as runs, pytest.raises(Exception) as found:
-        runs.run_worlds(0, 20_000)
+        runs.run_worlds(bug.first_seed, 20_000)
     place = found.traceback[-1].path.name
     print(f"{bug.name}: {CHECKS.get(place, place)} ({found.value.__notes__[-1]})")
 

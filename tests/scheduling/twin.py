@@ -7,7 +7,7 @@ What the rules leave open (numbers of rows and runs) it takes from the scheduler
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from callboard.mailbox.messages.transfers import LoadBlocks
 from callboard.scheduling.events import Event
@@ -72,6 +72,11 @@ class Twin:
             assert message.transfer not in self.used_transfers, f"transfer {message.transfer} was used before"
             self.used_transfers.add(message.transfer)
             self.state.loads[message.transfer] = load
+
+    def note_told(self, blocked: Container[str]) -> None:
+        """Tokenizers that are not blocked have taken everything."""
+        for request in self.state.live.values():
+            request.has_unsent_pause &= request.tokenizer in blocked
 
     def next_deadline_ns(self) -> float:
         """When something ends by itself."""

@@ -90,9 +90,10 @@ def _admit(state: TwinState, admit: Admit) -> None:
     state.turns[request.key, request.num_prompt_tokens] = request.admit
     state.take_in(request)
     if admit.is_paused or end is not None:
-        state.pause(request)
         if end is not None:
-            state.pauses.setdefault(request.key, []).append(state.told(request, end))
+            end_turn(state, request, end)
+        else:
+            state.pause(request)
         return
     state.enqueue(request)
     if admit.grammar_key and admit.grammar_key not in state.grammars:

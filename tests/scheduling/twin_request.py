@@ -47,6 +47,8 @@ class TwinRequest:
         """Of turns before this one, but for those."""
         self.is_open = admit.is_session
         """More input may come."""
+        self.has_unsent_pause = False
+        """Its client was not told yet how its turn ended."""
         self.num_counted = 0
         """Tokens of the prompt that were counted, or were output."""
         self.has_told_prompt = admit.sampling.prompt_logprobs is None or bool(admit.output_token_ids)

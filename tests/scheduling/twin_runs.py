@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from callboard.tests.scheduling.choices import Choices, SeededChoices, one_of
 from callboard.tests.scheduling.twin_transitions import TRANSITIONS, choose_limits, go_on
 from callboard.tests.scheduling.twin_world import World
@@ -12,14 +15,21 @@ TRANSITIONS_A_WORLD = 80
 def run_world(choices: Choices, num_transitions: int) -> int:
     """One world from beginning to end; returns how often its scheduler was called by a transition."""
     world = World(choose_limits(choices))
-    try:
+    with telling(world):
         for _ in range(num_transitions):
             go_on(world, choices, one_of(choices, TRANSITIONS))
         world.finish()
+    return world.num_calls
+
+
+@contextmanager
+def telling(world: World) -> Iterator[None]:
+    """An error tells what happened before."""
+    try:
+        yield
     except Exception as error:
         error.add_note("\n".join(world.story()))
         raise
-    return world.num_calls
 
 
 def run_worlds(first_seed: int, num_transitions: int) -> int:

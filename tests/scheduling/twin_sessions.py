@@ -12,21 +12,28 @@ def has_room(request: TwinRequest) -> bool:
     return 0 < request.num_prompt_tokens < request.max_total
 
 
+def _tell(state: TwinState, request: TwinRequest, end: TwinEnd) -> None:
+    state.pauses.setdefault(request.key, []).append(state.told(request, end))
+    request.has_unsent_pause = True
+
+
 def end_turn(state: TwinState, request: TwinRequest, end: TwinEnd) -> None:
     """The client is told, and says when it goes on."""
-    state.pauses.setdefault(request.key, []).append(state.told(request, end))
+    _tell(state, request, end)
     state.pause(request)
 
 
 def cut_turn(state: TwinState, request: TwinRequest, position: int) -> None:
     """The client's end of a turn: output from index `position` + 1 on does not count; told once a turn."""
-    has_told = request.state == FOR_INPUT
-    if not has_told:
+    has_told = request.state == FOR_INPUT and not request.has_unsent_pause
+    if request.has_unsent_pause:
+        state.pauses[request.key].pop()
+    if request.state != FOR_INPUT:
         state.pause(request)
     num_behind = request.output_index - (position + 1)
     del request.tokens[len(request.tokens) - min(num_behind, len(request.turn_output)) :]
     if not has_told:
-        state.pauses.setdefault(request.key, []).append(state.told(request, TwinEnd("stop")))
+        _tell(state, request, TwinEnd("stop"))
 
 
 def add_input(state: TwinState, event: AddInput) -> None:

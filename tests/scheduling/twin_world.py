@@ -82,6 +82,7 @@ class World:
                 self.trial_steps.add(plan.step)
             events = ()
         outgoing = self.scheduler.collect(self.blocked)
+        self.twin.note_told(self.blocked)
         self._deliver(outgoing)
         self.twin.note_loads(outgoing.loads)
         self.connector.begin(outgoing.loads)
@@ -234,9 +235,7 @@ class World:
         self.call(event)
 
     def num_told_of_turn(self, key: Key) -> int:
-        """Output tokens of the turn that the scheduler is in, which the client has; 0 if it is behind."""
-        if self.clients[key].tokenizer in self.blocked:
-            return 0
+        """Output tokens of the turn that the scheduler is in, which the client has."""
         num_told = len(self.clients[key].token_ids) - self.talks[key].turn_start
         return max(0, min(num_told, len(self.twin.state.live[key].turn_output)))
 

@@ -84,3 +84,23 @@ def test_what_the_queue_has_no_room_for(make_limits: MakeLimits, constant_steps:
     report = report_of(simulate(trace, limits, constant_steps(10 * MS), CONTROL))
     assert report.reasons == {"length": 3, "refused": 2}
     assert (report.all.num_requests, report.all.num_complete) == (5, 3)
+
+
+def test_a_deadline_ends_what_waits(make_limits: MakeLimits, constant_steps: MakeSteps) -> None:
+    """One row, steps of 10 ms: the second waits for 30 ms but may only for 25, so nothing of it is ever computed."""
+    trace = [TraceRequest(0, 4, 3), TraceRequest(0, 4, 3, deadline_ns=25 * MS)]
+    limits = make_limits(pipeline_depth=1, max_num_seqs=1)
+    history = simulate(trace, limits, constant_steps(10 * MS), ControlTimes(schedule_ns=0, prepare_ns=0))
+    assert [request.reason for request in history.requests] == ["length", "timeout"]
+    assert [len(request.token_ns) for request in history.requests] == [3, 0]
+    report = report_of(history)
+    assert (report.num_steps, report.num_recomputed_tokens, report.all.num_complete) == (3, 0, 1)
+
+
+def test_a_deadline_ends_what_runs(make_limits: MakeLimits, constant_steps: MakeSteps) -> None:
+    """Tokens at 10, 20 and 30 ms; at 25 it is over, and what is in flight then counts for nothing."""
+    trace = [TraceRequest(0, 4, 9, deadline_ns=25 * MS)]
+    free = ControlTimes(schedule_ns=0, prepare_ns=0)
+    (request,) = simulate(trace, make_limits(), constant_steps(10 * MS), free).requests
+    assert request.reason == "timeout"
+    assert request.token_ns.tolist() == [10 * MS, 20 * MS]
