@@ -36,17 +36,13 @@ class SavedRows(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`RowArrays`: each array as bytes of its own type."""
 
     run: bytes
-    num_tokens: bytes
-    num_computed: bytes
-    num_in_flight: bytes
+    table: bytes
+    """All its fields."""
     num_drafts: bytes
-    num_blocks: bytes
-    num_registered: bytes
+    num_with_drafts: int
     num_sent: bytes
-    max_total: bytes
-    end_ids: bytes
     is_prefilling: bytes
-    is_watched: bytes
+    num_prefilling: int
     tenant: bytes
     tail: bytes
     free: list[int]

@@ -33,6 +33,7 @@ class SavedRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tenant: str
     deadline_ns: int | None
     grammar_key: str
+    needs_grammar: bool
     num_remote_tokens: int
     sampling: SamplingParams
     worker_sampling: SamplingParams
@@ -61,7 +62,6 @@ class SavedRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_deaths: int
     num_preemptions: int
     is_preempted: bool
-    num_passed_over: int
     queued_ns: int
     first_row_ns: int | None
     kept_token_ids: bytes

@@ -14,7 +14,8 @@ import numpy as np
 
 MADE_AGAIN = {
     ("RowArrays", "_in_order"),
-    ("RowArrays", "_requests_in_order"),
+    ("RowArrays", "_by_rank"),
+    ("RowArrays", "_requests_of"),
     ("Outbox", "_heads"),
 }
 """(class, attribute) that only saves work: what it holds follows from the other attributes."""
