@@ -17,14 +17,16 @@ from .wait_clock import WaitCause
 def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> WaitCause | None:
     """Admit those whose turn it is until budget, rows, blocks or the plan's room for new rows run out, which is
     returned; None: nobody waits who could go."""
-    while True:
-        request = next_in_line(state)
-        if request is None:
-            return None
-        if not plan.budget or not plan.can_place(request):
+    while len(state.lines):
+        if not plan.budget:
             return WaitCause.BUDGET
         if not state.rows.num_free:
             return WaitCause.SEQUENCES
+        request = next_in_line(state)
+        if request is None:
+            return None
+        if not plan.can_place(request):
+            return WaitCause.BUDGET
         num_cached = len(state.cached_blocks(request)) * state.limits.block_size
         if num_loadable(state, request) > max(num_cached, request.num_loaded_tokens):
             if not _has_room(state, request, 0, num_loadable(state, request)):
@@ -42,6 +44,7 @@ def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> WaitCause | None:
         state.ledgers.chunk(request, num_tokens)
         plan.place(request, num_tokens)
         state.cache_full_blocks(request)
+    return None
 
 
 def release_idle(state: SchedulerState) -> bool:
