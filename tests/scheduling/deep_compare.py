@@ -17,6 +17,7 @@ MADE_AGAIN = {
     ("RowArrays", "_by_rank"),
     ("RowArrays", "_requests_of"),
     ("Outbox", "_heads"),
+    ("BlockedRequest", "_last"),
 }
 """(class, attribute) that only saves work: what it holds follows from the other attributes."""
 WITHOUT_ORDER = {("HeapLines", "_places")}
