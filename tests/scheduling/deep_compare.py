@@ -16,6 +16,7 @@ MADE_AGAIN = {
     ("RowArrays", "_in_order"),
     ("RowArrays", "_by_rank"),
     ("RowArrays", "_requests_of"),
+    ("RowArrays", "_bytes_of"),
     ("Outbox", "_heads"),
     ("BlockedRequest", "_of"),
     ("BlockedRequest", "_cached"),
