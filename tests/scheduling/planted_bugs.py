@@ -177,8 +177,8 @@ BUGS = (
     PlantedBug(
         "a_session_that_is_stopped_while_it_waits_keeps_what_was_loaded",
         "scheduling.state",
-        "            else:\n                self.transfers.abandon(request)\n            request.is_preempted = False\n",
-        "            request.is_preempted = False\n",
+        "            self._stop_waiting(request)\n            request.is_preempted = False\n",
+        "            self._leave_waiting(request)\n            request.is_preempted = False\n",
     ),
     PlantedBug(
         "transfers_begin_while_steps_in_flight_may_write_to_their_blocks",
