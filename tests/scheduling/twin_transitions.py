@@ -57,7 +57,7 @@ POLICIES = ("fcfs", "priority", "fair", "cache_aware")
 def choose_admit(world: World, choices: Choices, request_id: str, choice: int) -> Admit:
     """A request; most of them ordinary."""
     prompt = one_of(choices, PREFIXES) + [between(choices, 1, 3) for _ in range(between(choices, 1, 5))]
-    is_session = one_of(choices, [False] * 6 + [True])
+    is_session = one_of(choices, [False] * 4 + [True])
     deadline_ns = world.now_ns + between(choices, -2, 60) if choices.below(8) == 7 else None
     return make_admit(
         request_id,
@@ -276,10 +276,10 @@ WEIGHTS: dict[Transition, int] = {
     settle_grammar: 1,
     answer_load: 2,
     add_input: 2,
-    cut_turn: 1,
+    cut_turn: 2,
     stop: 1,
     abort: 1,
-    take_over: 1,
+    take_over: 2,
     resume: 2,
     block_or_unblock: 1,
     lose_tokenizer: 1,
