@@ -27,18 +27,20 @@ def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> WaitCause | None:
             return None
         if not plan.can_place(request):
             return WaitCause.BUDGET
-        num_cached = len(state.cached_blocks(request)) * state.limits.block_size
-        if num_loadable(state, request) > max(num_cached, request.num_loaded_tokens):
+        if state.running and state.blocked.is_still(state.pool, request, plan.budget):
+            return WaitCause.BLOCKS
+        cached = request.block_ids or state.cached_blocks(request)
+        if num_loadable(state, request) > len(cached) * state.limits.block_size:
             if not _has_room(state, request, 0, num_loadable(state, request)):
                 return WaitCause.BLOCKS
             begin_loading(state, request)
             continue
-        num_tokens = _allocate(state, plan, request)
+        num_tokens = _allocate(state, plan, request, cached)
         if not num_tokens:
+            _note_blocked(state, request, plan.budget, len(cached))
             return WaitCause.BLOCKS
         _count_admission(state, request)
         state.start(request)
-        assert request.row is not None
         assert request.row is not None
         state.rows.set_prefilling(request.row, num_tokens < request.num_uncomputed_tokens)
         state.ledgers.chunk(request, num_tokens)
@@ -55,15 +57,14 @@ def release_idle(state: SchedulerState) -> bool:
     return bool(idle)
 
 
-def _allocate(state: SchedulerState, plan: PlanBuilder, request: Request) -> int:
+def _allocate(state: SchedulerState, plan: PlanBuilder, request: Request, cached: list[int]) -> int:
     """Blocks for what is computed already and the first chunk, whose length is returned; 0, and nothing is changed, if
-    there is no room for them."""
+    there is no room for them. `cached`: blocks that it holds already, or else those that the prefix cache has."""
     pool, limits = state.pool, state.limits
     held = request.block_ids
-    cached = held or state.cached_blocks(request)
     num_cached = len(cached) * limits.block_size
     num_tokens = min(request.num_tokens - num_cached, limits.max_chunk, plan.budget)
-    num_free_cached = 0 if held else sum(pool.is_free(block) for block in cached)
+    num_free_cached = 0 if held else pool.count_users(cached, 0)
     if not _has_room(state, request, num_cached, num_tokens, num_free_cached):
         return 0
     if not held:
@@ -72,6 +73,14 @@ def _allocate(state: SchedulerState, plan: PlanBuilder, request: Request) -> int
     request.block_ids = cached + pool.allocate(num_new)
     request.num_loaded_tokens = num_cached
     return num_tokens
+
+
+def _note_blocked(state: SchedulerState, request: Request, budget: int, num_cached_blocks: int) -> None:
+    """Not what changes by itself: an estimate that is made anew in each step, or that nothing runs."""
+    if state.running and not request.block_ids and state.limits.admission != "estimate":
+        state.blocked.note(state.pool, request, budget, num_cached_blocks)
+    else:
+        state.blocked.forget()
 
 
 def _has_room(
