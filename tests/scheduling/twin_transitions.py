@@ -248,6 +248,11 @@ def fail_next(world: World, choices: Choices) -> None:
         world.worker.num_to_fail = 1
 
 
+def restore(world: World, choices: Choices) -> None:
+    """Another scheduler goes on from a snapshot."""
+    world.restore()
+
+
 def wait(world: World, choices: Choices) -> None:
     """Time passes."""
     world.now_ns += between(choices, 1, 20)
@@ -286,6 +291,7 @@ WEIGHTS: dict[Transition, int] = {
     lose_worker: 1,
     fail_next: 1,
     wait: 1,
+    restore: 1,
 }
 TRANSITIONS: tuple[Transition, ...] = tuple(t for t, weight in WEIGHTS.items() for _ in range(weight))
 """Each as often as its weight, the simple ones first."""

@@ -193,6 +193,11 @@ class World:
             msgspec.structs.replace(client.admit, attempt=client.attempt, tokenizer=tokenizer, output_token_ids=output)
         )
 
+    def restore(self) -> None:
+        """Another scheduler stands where this one stood."""
+        self.scheduler = Scheduler.restore(self.limits, self.scheduler.snapshot())
+        self.call()
+
     def work(self) -> None:
         """The worker runs the oldest plan, while transfers write to its memory, or dies of it."""
         assert self.worker is not None
