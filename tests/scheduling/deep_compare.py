@@ -17,7 +17,9 @@ MADE_AGAIN = {
     ("RowArrays", "_by_rank"),
     ("RowArrays", "_requests_of"),
     ("Outbox", "_heads"),
-    ("BlockedRequest", "_last"),
+    ("BlockedRequest", "_of"),
+    ("BlockedRequest", "_cached"),
+    ("BlockedRequest", "_missing_key"),
 }
 """(class, attribute) that only saves work: what it holds follows from the other attributes."""
 WITHOUT_ORDER = {("HeapLines", "_places")}
