@@ -18,9 +18,6 @@ MADE_AGAIN = {
     ("RowArrays", "_requests_of"),
     ("RowArrays", "_bytes_of"),
     ("Outbox", "_heads"),
-    ("BlockedRequest", "_of"),
-    ("BlockedRequest", "_cached"),
-    ("BlockedRequest", "_missing_key"),
 }
 """(class, attribute) that only saves work: what it holds follows from the other attributes."""
 WITHOUT_ORDER = {("HeapLines", "_places")}
