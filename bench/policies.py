@@ -35,7 +35,6 @@ POLICIES: dict[str, dict[str, str]] = {
     "fair": {"policy": "fair"},
     "cache_aware": {"policy": "cache_aware"},
     "fcfs, whole_prompt": {"admission": "whole_prompt"},
-    "fcfs, estimate": {"admission": "estimate"},
     "fcfs, retract": {"preemption": "retract"},
     "fcfs, estimate + retract": {"admission": "estimate", "preemption": "retract"},
     "fcfs, cost": {"preemption": "cost"},
