@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StartFailed
-from ..journal import JournalWriter, TakesSnapshots
+from ..journal import JournalWriter
 from ..mailbox import Inbox, LocalOutbox, Outbox, ZmqOutbox
 from ..mailbox.messages.admission import TokenizerToScheduler
 from ..mailbox.messages.control import Attach, Gone, Settled, Start
@@ -154,9 +154,8 @@ class Cast:
         section = self._start.topology.journal
         if section is None:
             return None
-        take_snapshot = scheduler.snapshot if isinstance(scheduler, TakesSnapshots) else None
         stem = Path(section.path).expanduser()
-        writer = JournalWriter(stem, section.max_bytes, limits, time.monotonic_ns(), take_snapshot)
+        writer = JournalWriter(stem, section.max_bytes, limits, time.monotonic_ns(), scheduler.snapshot)
         if writer.failure is not None and self._start.incarnation <= 1:
             advice = "correct [journal] path, or leave the section out"
             raise StartFailed(f"the journal {stem} cannot be written: {writer.failure}", advice=advice, phase="journal")

@@ -23,6 +23,8 @@ from .sender import Sender
 
 _IDLE_CHECK_AFTER_S = 1.0
 """The integrity check comes when nothing has run or waited for so long."""
+_MAX_EXPLAINED = 8
+"""Questions answered at once: one may cost as much as a step, and clients ask as often as they like."""
 
 
 class SchedulerActor:
@@ -48,6 +50,7 @@ class SchedulerActor:
         self._events: list[Event] = []
         self._questions: list[Explain] = []
         """They change nothing, so they are no events; answered behind the events that came before."""
+        self._more_questions: asyncio.Handle | None = None
         self._call_board: BoardWriter | None = None
         self._result_board: BoardReader | None = None
         self._epoch = 0
@@ -188,13 +191,22 @@ class SchedulerActor:
                 self._tokenizers[tokenizer].post(deltas)
 
     def _explain(self) -> None:
-        """Answer what was asked, as of the last step."""
-        questions, self._questions = self._questions, []
+        """Answer some of what was asked, as of the last step; the rest when results that are there have been taken."""
+        questions, self._questions = self._questions[:_MAX_EXPLAINED], self._questions[_MAX_EXPLAINED:]
         now_ns = self._scheduler.now_ns
         for question in questions:
             ledgers = self._scheduler.explain(question.about)
             answer = Explanation(question.request_id, question.attempt, question.about, now_ns, ledgers)
             self._tokenizers[question.tokenizer].post(answer)
+        if self._questions and self._more_questions is None:
+            self._more_questions = asyncio.get_running_loop().call_soon(self._on_more_questions)
+
+    def _on_more_questions(self) -> None:
+        self._more_questions = None
+        try:
+            self._explain()
+        except Exception as error:  # as in `_on_results`
+            self.faults.report(error)
 
     # Integrity
 
@@ -227,6 +239,8 @@ class SchedulerActor:
     def close(self) -> None:
         if self._idle_check is not None:
             self._idle_check.cancel()
+        if self._more_questions is not None:
+            self._more_questions.cancel()
         self._set_deadline(None)
         self.detach()
         if self._journal is not None:

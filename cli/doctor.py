@@ -123,10 +123,11 @@ def _statistics(actor: str, s: SchedulerStatistics) -> list[str]:
     used = s.num_blocks - s.num_free_blocks
     return [
         f"{actor}: {s.num_running} running, {s.num_waiting} waiting ({s.num_waiting_tokens:,} tokens), "
-        f"{s.num_finished:,} finished, {s.num_preemptions:,} preemptions; {s.num_steps:,} steps",
+        f"{s.num_paused:,} sessions paused, {s.num_finished:,} finished ({s.num_timed_out:,} at their deadlines), "
+        f"{s.num_preemptions:,} preemptions; {s.num_steps:,} steps",
         f"{actor}: {used:,} of {s.num_blocks:,} KV blocks in use, {s.num_leaks:,} leaked; {s.prompt_tokens:,} prompt "
         f"tokens ({s.prefix_cache_hits:,} of {s.prefix_cache_queries:,} looked up were cached), "
-        f"{s.generation_tokens:,} generated",
+        f"{s.generation_tokens:,} generated ({s.num_accepted_tokens:,} of {s.num_draft_tokens:,} drafts were accepted)",
     ]
 
 

@@ -16,7 +16,7 @@ from ..journal.outcomes import Outcomes
 from ..journal.plan_text import RunNames, plan_lines
 from ..journal.step_model import StepTimes
 from ..journal.what_if import WhatIf, what_if
-from ..scheduling import SchedulerLimits
+from ..scheduling import SchedulerLimits, SchedulerStatistics
 from .ledger_screen import format_ledger
 from .what_if_screen import Column, comparison_lines
 
@@ -40,6 +40,8 @@ def _replay_run(files: Sequence[JournalFile], changes: Sequence[str], until: int
     limits = changed_limits(files[0].limits, changes)
     names, outcomes, arrivals, times = RunNames(), Outcomes(), Arrivals(), StepTimes()
     replay = Replay(observers=(names, outcomes, arrivals, times), until_step=until)
+    if files[0].snapshot is not None:
+        arrivals.begin_attached(files[0].header.now_ns)
     begin_s = time.perf_counter()
     replay.run(files)
     print("\n".join(_summary(files, replay, len(outcomes.of), time.perf_counter() - begin_s)))
@@ -128,8 +130,17 @@ def _show_request(replay: Replay, until: int | None, request_id: str) -> int:
 
 def _recorded_column(file: JournalFile, replay: Replay, outcomes: Outcomes) -> Column:
     assert replay.scheduler is not None
-    statistics, duration_ns = replay.scheduler.statistics(), replay.now_ns - file.header.now_ns
+    assert replay.statistics_before is not None
+    statistics = _counted_since(replay.statistics_before, replay.scheduler.statistics())
+    duration_ns = replay.now_ns - file.header.now_ns
     return Column("recorded", outcomes.of.values(), statistics, replay.num_steps, duration_ns)
+
+
+def _counted_since(before: SchedulerStatistics, after: SchedulerStatistics) -> SchedulerStatistics:
+    """`after` with the counters that the comparison shows begun anew."""
+    names = ("num_preemptions", "prefix_cache_hits", "generation_tokens")
+    counts = {name: getattr(after, name) - getattr(before, name) for name in names}
+    return msgspec.structs.replace(after, **counts)
 
 
 def _column(title: str, run: WhatIf) -> Column:

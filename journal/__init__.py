@@ -2,7 +2,6 @@
 
 from .reader import JournalFile
 from .replay import Difference, Replay, runs_of
-from .seams import TakesSnapshots
 from .writer import JournalWriter
 
-__all__ = ["Difference", "JournalFile", "JournalWriter", "Replay", "TakesSnapshots", "runs_of"]
+__all__ = ["Difference", "JournalFile", "JournalWriter", "Replay", "runs_of"]

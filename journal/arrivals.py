@@ -49,6 +49,11 @@ class Arrivals:
                 case _:
                     pass
 
+    def begin_attached(self, now_ns: int) -> None:
+        """The first file begins in the middle of a life: the first worker is there already, or is taken to be."""
+        self._has_worker = True
+        self.timed.append((now_ns, WorkerAttached(1)))
+
     def planned(self, plan: StepPlan) -> None:
         """Nothing to learn."""
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from .frames import PREFIX
 
 FILES = 8
-"""A file is closed when it has an eighth of the bound: so much is lost with the oldest one."""
+"""A file is closed when it has an eighth of the bound, but for what it begins with, and is at least half of that other
+things: so much is lost with the oldest one."""
 
 
 class JournalFull(OSError):
@@ -32,7 +33,7 @@ class RotatingFiles:
     @property
     def is_due(self) -> bool:
         """The file is so large that the next write should go to a new one."""
-        return self._num_bytes - self._num_begin >= self._max_bytes // FILES
+        return self._num_bytes - self._num_begin >= max(self._max_bytes // FILES, self._num_begin)
 
     def begin(self, beginning: bytes) -> None:
         """Go on in a new file, which begins so (behind the prefix)."""

@@ -14,6 +14,7 @@ from ..scheduling.deltas import Outgoing
 from ..scheduling.events import Event
 from ..scheduling.limits import SchedulerLimits
 from ..scheduling.scheduler import Scheduler
+from ..scheduling.statistics import SchedulerStatistics
 from .packer import PlanChain
 from .reader import JournalFile
 from .records import Calls, Checked
@@ -54,7 +55,7 @@ class Replay:
         self,
         *,
         make_scheduler: Callable[[SchedulerLimits], Scheduler] = Scheduler,
-        restore_scheduler: Callable[[SchedulerLimits, bytes], Scheduler] | None = None,
+        restore_scheduler: Callable[[SchedulerLimits, bytes], Scheduler] = Scheduler.restore,
         observers: Sequence[Observer] = (),
         until_step: int | None = None,
     ) -> None:
@@ -63,6 +64,8 @@ class Replay:
         self.num_calls = 0
         self.scheduler: Scheduler | None = None
         self.difference: Difference | None = None
+        self.statistics_before: SchedulerStatistics | None = None
+        """Of the scheduler as it was where the first file begins."""
         self.now_ns = 0
         self.is_at_step = False
         """The plan `until_step` was made: it ended there."""
@@ -78,8 +81,13 @@ class Replay:
         return self._chain.digest().hex()
 
     def run(self, files: Sequence[JournalFile]) -> None:
-        """Replay files that follow each other. Raises ConfigError if the first does not begin a scheduler."""
+        """Replay files that follow each other, from a new scheduler on, or from the snapshot in the first of them.
+
+        Raises ConfigError if that has none though it does not begin a life, or one that cannot be restored.
+        """
         self._begin(files[0])
+        assert self.scheduler is not None
+        self.statistics_before = self.scheduler.statistics()
         for file in files:
             if file is not files[0]:
                 self._chain = PlanChain(self._chain.crc, self._chain.digest())
@@ -95,7 +103,7 @@ class Replay:
         self.now_ns = header.now_ns
         self._chain = PlanChain(header.crc, header.digest)
         self._unpacker = Unpacker(header.now_ns)
-        if file.snapshot is not None and self._restore_scheduler is not None:
+        if file.snapshot is not None:
             self.scheduler = self._restore_scheduler(file.limits, file.snapshot.state)
             for encoded in file.snapshot.plans:
                 self._unpacker.planned(_PLAN_DECODER.decode(encoded))

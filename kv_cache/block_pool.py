@@ -13,6 +13,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+_LOOKUPS = 64
+"""Keys that are looked up without asking in between whether the run has ended."""
+
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """Blocks that hold `num_tokens` tokens: 16 -> 1, 17 -> 2 at 16 tokens a block."""
@@ -91,17 +94,25 @@ class BlockPool:
             self._keys[block] = key
             self._block_by_key[key] = block
 
-    def lookup(self, key: bytes) -> int | None:
-        """The block with this key, or None. The caller shares it before anything is allocated."""
-        return self._block_by_key.get(key)
+    def lookup_run(self, keys: Sequence[bytes], max_blocks: int) -> list[int]:
+        """The blocks of the first keys, as far as they are there, at most `max_blocks`. The caller shares them before
+        anything is allocated."""
+        found: list[int] = []
+        get = self._block_by_key.get
+        for start in range(0, max_blocks, _LOOKUPS):
+            for block in map(get, keys[start : min(start + _LOOKUPS, max_blocks)]):
+                if block is None:
+                    return found
+                found.append(block)
+        return found
 
-    def is_free(self, block: int) -> bool:
-        """Nobody uses the block."""
-        return self._ref_cnt[block] == 0
+    def count_users(self, blocks: Iterable[int], num_users: int) -> int:
+        """Of these blocks, those that exactly so many requests and transfers hold."""
+        return list(map(self._ref_cnt.__getitem__, blocks)).count(num_users)
 
-    def num_users(self, block: int) -> int:
-        """Requests and transfers that hold the block."""
-        return self._ref_cnt[block]
+    def has_key(self, key: bytes) -> bool:
+        """Some block can be found by it."""
+        return key in self._block_by_key
 
     def forget_keys(self) -> None:
         """Empty the prefix cache: no block can be hit any more. Owners are not touched."""

@@ -18,13 +18,7 @@ def find_prefix(pool: BlockPool, keys: BlockKeys, token_ids: array[int]) -> list
     if not pool.prefix_caching:
         return []
     max_blocks = (len(token_ids) - 1) // pool.block_size
-    found = []
-    for key in keys.upto(max_blocks, token_ids)[:max_blocks]:
-        block = pool.lookup(key)
-        if block is None:
-            break
-        found.append(block)
-    return found
+    return pool.lookup_run(keys.upto(max_blocks, token_ids), max_blocks)
 
 
 def register_full_blocks(

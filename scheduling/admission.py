@@ -17,31 +17,36 @@ from .wait_clock import WaitCause
 def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> WaitCause | None:
     """Admit those whose turn it is until budget, rows, blocks or the plan's room for new rows run out, which is
     returned; None: nobody waits who could go."""
-    while True:
-        request = next_in_line(state)
-        if request is None:
-            return None
-        if not plan.budget or not plan.can_place(request):
+    while len(state.lines):
+        if not plan.budget:
             return WaitCause.BUDGET
         if not state.rows.num_free:
             return WaitCause.SEQUENCES
-        num_cached = len(state.cached_blocks(request)) * state.limits.block_size
-        if num_loadable(state, request) > max(num_cached, request.num_loaded_tokens):
+        request = next_in_line(state)
+        if request is None:
+            return None
+        if not plan.can_place(request):
+            return WaitCause.BUDGET
+        if _is_still_blocked(state, request, plan.budget):
+            return WaitCause.BLOCKS
+        cached = request.block_ids or state.cached_blocks(request)
+        if num_loadable(state, request) > len(cached) * state.limits.block_size:
             if not _has_room(state, request, 0, num_loadable(state, request)):
                 return WaitCause.BLOCKS
             begin_loading(state, request)
             continue
-        num_tokens = _allocate(state, plan, request)
+        num_tokens = _allocate(state, plan, request, cached)
         if not num_tokens:
+            state.blocked.note(request, cached)
             return WaitCause.BLOCKS
         _count_admission(state, request)
         state.start(request)
-        assert request.row is not None
         assert request.row is not None
         state.rows.set_prefilling(request.row, num_tokens < request.num_uncomputed_tokens)
         state.ledgers.chunk(request, num_tokens)
         plan.place(request, num_tokens)
         state.cache_full_blocks(request)
+    return None
 
 
 def release_idle(state: SchedulerState) -> bool:
@@ -52,15 +57,14 @@ def release_idle(state: SchedulerState) -> bool:
     return bool(idle)
 
 
-def _allocate(state: SchedulerState, plan: PlanBuilder, request: Request) -> int:
+def _allocate(state: SchedulerState, plan: PlanBuilder, request: Request, cached: list[int]) -> int:
     """Blocks for what is computed already and the first chunk, whose length is returned; 0, and nothing is changed, if
-    there is no room for them."""
+    there is no room for them. `cached`: blocks that it holds already, or else those that the prefix cache has."""
     pool, limits = state.pool, state.limits
     held = request.block_ids
-    cached = held or state.cached_blocks(request)
     num_cached = len(cached) * limits.block_size
     num_tokens = min(request.num_tokens - num_cached, limits.max_chunk, plan.budget)
-    num_free_cached = 0 if held else sum(pool.is_free(block) for block in cached)
+    num_free_cached = 0 if held else pool.count_users(cached, 0)
     if not _has_room(state, request, num_cached, num_tokens, num_free_cached):
         return 0
     if not held:
@@ -69,6 +73,19 @@ def _allocate(state: SchedulerState, plan: PlanBuilder, request: Request) -> int
     request.block_ids = cached + pool.allocate(num_new)
     request.num_loaded_tokens = num_cached
     return num_tokens
+
+
+def _is_still_blocked(state: SchedulerState, request: Request, budget: int) -> bool:
+    """There is no room even if the cache has all that it had of it when there was none the last time. Not asked of a
+    request that may be served in another way: by what is loaded for it, or without the cache."""
+    if request.block_ids or request.num_remote_tokens or request.prompt_logprobs is not None:
+        return False
+    cached = state.blocked.most_cached(state.pool, request)
+    if cached is None:
+        return False
+    num_cached = len(cached) * state.limits.block_size
+    num_tokens = min(request.num_tokens - num_cached, state.limits.max_chunk, budget)
+    return not _has_room(state, request, num_cached, num_tokens, state.pool.count_users(cached, 0))
 
 
 def _has_room(

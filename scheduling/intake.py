@@ -57,7 +57,7 @@ def _begin(state: SchedulerState, request: Request, ending: Ending | None, *, is
         state.pause(request)
         return
     state.enqueue(request)
-    if request.grammar_key:
+    if request.needs_grammar:
         await_grammar(state, request)
 
 

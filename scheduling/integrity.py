@@ -18,7 +18,7 @@ def check_integrity(state: SchedulerState) -> list[Leak]:
     _check_orphans(state)
     _check_trial(state)
     lost_rows = state.rows.check_integrity([r.row for r in state.running.values() if r.row is not None])
-    state.tenants.check_integrity(Counter(request.tenant for request in state.requests()))
+    state.tenants.check_integrity(Counter(r.tenant for r in state.requests() if r.key not in state.paused))
     loading = state.transfers.blocks()
     lost_blocks = state.pool.check_integrity(chain((r.block_ids for r in state.requests()), loading.values()))
     state.ledgers.check_integrity(request.key for request in state.requests())

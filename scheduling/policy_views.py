@@ -34,7 +34,8 @@ class OrderView(NamedTuple):
 
     now_ns: int
     served_tokens: Mapping[str, int]
-    """By tenant, of those that have live requests: virtual tokens, which only differences mean anything of."""
+    """By tenant, of those that wait in line, for an order with a line a tenant: virtual tokens, which only differences
+    mean anything of."""
     num_cached_tokens: Callable[[Request], int]
     """Tokens of a waiting request that the prefix cache holds now."""
     aging_tokens_per_s: int

@@ -26,4 +26,4 @@ def preempt_one(state: SchedulerState) -> bool:
 
 
 def _num_won_blocks(state: SchedulerState, request: Request) -> int:
-    return sum(state.pool.num_users(block) == 1 for block in request.block_ids)
+    return state.pool.count_users(request.block_ids, 1)

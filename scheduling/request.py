@@ -55,6 +55,7 @@ class Request:
         "key",
         "logprobs",
         "max_total_tokens",
+        "needs_grammar",
         "num_counted_tokens",
         "num_deaths",
         "num_loaded_tokens",
@@ -86,6 +87,8 @@ class Request:
         self.deadline_ns = admit.deadline_ns
         self.grammar_key = admit.grammar_key
         """Of the grammar that must be ready before it runs; empty: it has none."""
+        self.needs_grammar = bool(admit.grammar_key)
+        """It does not know yet that it is ready."""
         self.num_remote_tokens = admit.num_remote_tokens
         """Tokens of its prompt whose keys and values can be loaded; 0 once they were, or could not be."""
         self.sampling = admit.sampling

@@ -7,6 +7,7 @@ block, not once a token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from .request import Request
+    from .request import Rank, Request
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -96,7 +97,9 @@ class RowArrays:
         self._free = list(range(max_num_seqs))
         self._removed: list[int] = []
         self._in_order: RowIndexes | None = None
-        self._requests_in_order: list[Request] | None = None
+        self._by_rank: RowIndexes | None = None
+        self._requests_of: tuple[RowIndexes, list[Request]] | None = None
+        """Of one of these two, the requests."""
 
     @property
     def num_free(self) -> int:
@@ -108,7 +111,7 @@ class RowArrays:
         row = heappop(self._free)
         self.requests[row] = request
         self.run[row] = run
-        self._in_order = self._requests_in_order = None
+        self._in_order = self._by_rank = self._requests_of = None
         return row
 
     def give_back(self, row: int) -> None:
@@ -119,7 +122,7 @@ class RowArrays:
         self.set_prefilling(row, False)
         heappush(self._free, row)
         self._removed.append(row)
-        self._in_order = self._requests_in_order = None
+        self._in_order = self._by_rank = self._requests_of = None
 
     def set_drafts(self, row: int, num_drafts: int) -> None:
         """So many drafts of the row are to be planned."""
@@ -138,13 +141,20 @@ class RowArrays:
             self._in_order = used[np.argsort(self.run[used])]
         return self._in_order
 
+    def by_rank(self, rank: Callable[[Request], Rank]) -> RowIndexes:
+        """[num_running] rows in use, by the rank of their requests, which never changes while they run. Read only."""
+        if self._by_rank is None:
+            requests = sorted(self.of(self.in_order()), key=rank)
+            self._by_rank = np.array([request.row for request in requests], np.intp)
+        return self._by_rank
+
     def of(self, rows: RowIndexes) -> list[Request]:
         """The requests in rows that are in use; a list that nobody changes."""
-        if rows is not self._in_order:
+        if rows is not self._in_order and rows is not self._by_rank:
             return self._of(rows)
-        if self._requests_in_order is None:
-            self._requests_in_order = self._of(rows)
-        return self._requests_in_order
+        if self._requests_of is None or self._requests_of[0] is not rows:
+            self._requests_of = rows, self._of(rows)
+        return self._requests_of[1]
 
     def _field(self, name: str) -> Int32s:
         field: Int32s = self.table[FIELDS.index(name)]

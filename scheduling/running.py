@@ -77,7 +77,7 @@ def _wanted(state: SchedulerState) -> _Wanted:
         rows, num_left = rows[can_go], num_left[can_go]
         num_computed, num_places = num_computed[can_go], num_places[can_go]
     num_wanted = num_left + arrays.num_drafts[rows] if has_drafts else num_left
-    if np.add.reduce(num_wanted) > len(rows):
+    if np.add.reduce(num_wanted) > len(rows) or len(rows) > limits.max_num_batched_tokens:
         num_wanted = _under_budget(np.minimum(num_wanted, limits.max_chunk), limits.max_num_batched_tokens)
     num_lacking = num_computed + num_wanted - num_places
     is_growing = (num_lacking > ZERO).nonzero()[0]
@@ -92,12 +92,11 @@ def _drop_drafts(state: SchedulerState) -> None:
 
 
 def _rows_in_order(state: SchedulerState) -> RowIndexes:
-    if not state.trial.is_active and not state.policies.order.sorts_running:
-        return state.rows.in_order()
-    requests: Sequence[Request] = state.running_in_order()
-    if state.trial.is_active:
-        requests = [request for request in requests if request.key in state.trial.group]
-    return np.array([request.row for request in requests], np.intp)
+    order = state.policies.order
+    if not state.trial.is_active:
+        return state.rows.by_rank(order.rank) if order.sorts_running else state.rows.in_order()
+    tried = [request.row for request in state.running_in_order() if request.key in state.trial.group]
+    return np.array(tried, np.intp)
 
 
 def _under_budget(num_tokens: Int32s, budget: int) -> Int32s:

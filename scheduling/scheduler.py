@@ -43,6 +43,7 @@ from .loading import blocks_loaded, lose_one_loaded
 from .plan_builder import PlanBuilder
 from .running import schedule_running
 from .sessions import add_input
+from .snapshot import restore_state, save_state
 from .state import SchedulerState
 from .statistics import SchedulerStatistics, statistics_of
 from .update import apply_result
@@ -128,6 +129,20 @@ class Scheduler:
         Returns what had leaked, blocks and rows: it is given back and counted.
         """
         return check_integrity(self._state)
+
+    def snapshot(self) -> bytes:
+        """The whole state, between two calls of `step`; changes nothing. O(blocks + tokens of live requests)."""
+        return save_state(self._state, self._epoch, self._next_step)
+
+    @staticmethod
+    def restore(limits: SchedulerLimits, data: bytes) -> Scheduler:
+        """A scheduler that goes on where the one with this snapshot stood: same events, same plans, same deltas.
+
+        Raises ConfigError if the snapshot is of another version, is damaged, or was taken with other limits.
+        """
+        scheduler = Scheduler(limits)
+        scheduler._epoch, scheduler._next_step = restore_state(data, scheduler._state)
+        return scheduler
 
     def _apply(self, event: Event) -> None:
         match event:

@@ -7,6 +7,7 @@ from ..mailbox.messages.requests import Finish
 from .request import Request, RequestState
 from .state import SchedulerState
 from .stop import Ending
+from .waiting_for_grammar import await_grammar
 
 
 def end_of_turn(state: SchedulerState, request: Request, ending: Ending) -> None:
@@ -42,6 +43,8 @@ def add_input(state: SchedulerState, event: AddInput) -> None:
         request.add_input(event.token_ids, state.limits)
         if request.num_prompt_tokens < request.max_total_tokens:
             state.unpause(request)
+            if request.needs_grammar:  # it was resumed at a pause, and has not been in line yet
+                await_grammar(state, request)
             return
         ending = RequestState.IGNORED  # this and one token more can never fit
     state.outbox.finish(request, Finish(ending.finish_reason, request.usage()))

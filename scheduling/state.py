@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.prefix_cache import find_prefix, register_full_blocks
+from .blocked import BlockedRequest
 from .counters import Counters
 from .deadlines import Deadlines
 from .deltas import Outbox
@@ -65,6 +66,7 @@ class SchedulerState:
         self.transfers = Transfers()
         self.estimate = START
         """Of the output that is still to come, for the admission rule of that name."""
+        self.blocked = BlockedRequest()
         self.verdicts: dict[RequestKey, tuple[int, str]] = {}
         """Of requests that ended as culprits: until when (by `now_ns`) a resume of it is answered with the sentence."""
         self.orphans: dict[RequestKey, int] = {}
@@ -138,7 +140,7 @@ class SchedulerState:
         """What the order may look at."""
         return OrderView(
             now_ns=self.now_ns,
-            served_tokens=self.tenants.served(),
+            served_tokens=self.tenants.served(self.lines.lines()) if self.limits.policy == "fair" else {},
             num_cached_tokens=lambda request: len(self.cached_blocks(request)) * self.limits.block_size,
             aging_tokens_per_s=self.limits.fair_aging_tokens_per_s,
             aging_max_tokens=self.limits.fair_aging_max_tokens,
@@ -168,14 +170,16 @@ class SchedulerState:
         if request.run is not None:
             self._leave_running(request)
         elif request.key in self.waiting:
-            self._give_up_waiting(request)
+            self._stop_waiting(request)
             request.is_preempted = False
         request.state = RequestState.WAITING_FOR_INPUT
         self.paused[request.key] = request
+        self.tenants.go(request.tenant)
 
     def unpause(self, request: Request) -> None:
         """It has input: it is a newcomer among the waiting."""
         del self.paused[request.key]
+        self.tenants.come(request.tenant)
         self.ledgers.line_up(request, is_newcomer=True)
         self.enqueue(request)
 
@@ -230,17 +234,18 @@ class SchedulerState:
         """A live request is finished and forgotten."""
         self.ledgers.end(request, state)
         self.leaks.leave(request, state.value)
+        if request.key not in self.paused:
+            self.tenants.go(request.tenant)
         if request.run is not None:
             self._leave_running(request)
         elif request.key in self.paused:
             del self.paused[request.key]
         else:
-            self._give_up_waiting(request)
+            self._stop_waiting(request)
             if not request.is_preempted:
                 self.drain_rate.leave()
         self.orphans.pop(request.key, None)
         self.trial.acquit(request.key)
-        self.tenants.go(request.tenant)
         request.state = state
         request_id, choice = request.key
         choices = self._choices[request_id]
@@ -272,20 +277,20 @@ class SchedulerState:
         self.lines.add(request)
         self.num_waiting_tokens += request.num_prompt_tokens
 
-    def _give_up_waiting(self, request: Request) -> None:
-        """It does not wait for a row any more, nor for anything that held it back."""
+    def _leave_waiting(self, request: Request) -> None:
+        if request.key in self.lines:
+            self.lines.remove(request)
+        del self.waiting[request.key]
+        self.num_waiting_tokens -= request.num_prompt_tokens
+
+    def _stop_waiting(self, request: Request) -> None:
+        """It waits no longer, and not because it got what it waited for."""
         self._leave_waiting(request)
         self.grammars.forget(request)
         if request.transfer is None:
             self.release_blocks(request)
         else:
             self.transfers.abandon(request)
-
-    def _leave_waiting(self, request: Request) -> None:
-        if request.key in self.lines:
-            self.lines.remove(request)
-        del self.waiting[request.key]
-        self.num_waiting_tokens -= request.num_prompt_tokens
 
     def _leave_running(self, request: Request) -> None:
         assert request.run is not None

@@ -59,9 +59,9 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False
     num_paused: int = 0
     """Streaming sessions that wait for input."""
     num_draft_tokens: int = 0
-    """Drafts that were planned."""
+    """Drafts that were planned, to be verified."""
     num_accepted_tokens: int = 0
-    """Of them, those that became tokens."""
+    """Of them, those that were accepted."""
 
 
 def statistics_of(state: SchedulerState) -> SchedulerStatistics:

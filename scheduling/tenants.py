@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from .row_arrays import Int32s, Int64s
@@ -11,8 +13,9 @@ class TenantCounters:
     """Virtual tokens by tenant: of its prompts at first admission, of its outputs as they come.
 
     Only differences mean anything. A tenant without live requests keeps its debt, but earns no credit: when it comes
-    back it is lifted to the least served of those that are there. Tenants whose counter the lift would replace are
-    forgotten, so nothing grows with the names that clients make up.
+    back it is lifted to the least served of those that are there. A paused session is not live here, for it asks for
+    nothing. Tenants whose counter the lift would replace are forgotten, so nothing grows with the names that clients
+    make up.
     """
 
     def __init__(self) -> None:
@@ -51,9 +54,9 @@ class TenantCounters:
         """[k] the tenants of k rows, each of which has had a token."""
         self._tokens += np.bincount(indexes, minlength=len(self._tokens))
 
-    def served(self) -> dict[str, int]:
-        """By tenant, of those that have live requests."""
-        return {name: int(self._tokens[index]) for name, index in self._index.items() if self._num_live[index]}
+    def served(self, tenants: Iterable[str]) -> dict[str, int]:
+        """By tenant, of some that have live requests."""
+        return {name: int(self._tokens[self._index[name]]) for name in tenants}
 
     def check_integrity(self, num_live: dict[str, int]) -> None:
         """Assert that the counts of live requests are these."""

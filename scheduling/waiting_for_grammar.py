@@ -14,12 +14,15 @@ def await_grammar(state: SchedulerState, request: Request) -> None:
         state.grammars.wait(request)
     elif (failure := state.grammars.failure(request.grammar_key)) is not None:
         _refuse(state, request, failure)
+    else:
+        request.needs_grammar = False
 
 
 def decide_grammar(state: SchedulerState, grammar_key: str, failure: str | None) -> None:
     """A grammar is ready, or (`failure`: why) cannot be compiled: who waited for it may go, or ends."""
     for request in state.grammars.decide(grammar_key, failure):
         if failure is None:
+            request.needs_grammar = False
             state.let_go(request)
         else:
             _refuse(state, request, failure)

@@ -23,6 +23,7 @@ def engine_families(statistics: SchedulerStatistics, kv_cache: KVCacheSection) -
         ),
         ("num_requests_running", "Requests in the batch.", statistics.num_running),
         ("num_requests_waiting", "Requests that wait, preempted ones included.", statistics.num_waiting),
+        ("num_sessions_paused", "Streaming sessions that wait for input.", statistics.num_paused),
         ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", used_blocks / max(1, statistics.num_blocks)),
     )
     counters = (
@@ -38,6 +39,9 @@ def engine_families(statistics: SchedulerStatistics, kv_cache: KVCacheSection) -
         ("failed_steps", "Steps that raised.", statistics.num_failed_steps),
         ("resumed_attempts", "Attempts after the first that were taken in.", statistics.num_resumed),
         ("poisoned_requests", "Requests that made steps fail or workers die.", statistics.num_poisoned),
+        ("timed_out_requests", "Requests whose deadline passed, waiting or running.", statistics.num_timed_out),
+        ("spec_decode_num_draft_tokens", "Drafts that were verified.", statistics.num_draft_tokens),
+        ("spec_decode_num_accepted_tokens", "Drafts that were accepted.", statistics.num_accepted_tokens),
     )
     for name, documentation, value in counters:
         yield CounterMetricFamily(f"callboard:{name}", documentation, value=value)

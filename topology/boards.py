@@ -14,8 +14,9 @@ What bounds a plan, and who keeps it:
 - an error of at most `MAX_ERROR_CHARS` characters in the result of a failed step: the worker;
 - no stop strings and no bad words as text: the scheduler and the tokenizer take them out of the sampling parameters.
 
-A result holds at most a token for each row, and the log-probabilities of at most `max_num_batched_tokens` tokens of
-prompts: a step computes no more positions.
+A draft is one of the tokens to compute. A result holds at most a token for each row and, together, at most
+`max_num_batched_tokens` accepted drafts and tokens of prompts, each with its log-probabilities: a step computes no more
+positions.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ def max_plan_blocks(topology: Topology, max_model_len: int) -> int:
 def plan_bytes(topology: Topology, max_model_len: int) -> int:
     """Upper bound of an encoded `StepPlan`."""
     rows = topology.scheduler.max_num_seqs
-    arrays = rows * (4 + 4 + 8 + 4 + 4 + 1) + 8 * _HEADER  # removed_rows, rows, runs, starts, num_tokens, samples
+    tokens = topology.scheduler.max_num_batched_tokens
+    # removed_rows, rows, runs, starts, num_tokens, samples, num_drafts; draft_ids
+    arrays = rows * (4 + 4 + 8 + 4 + 4 + 1 + 4) + 4 * tokens + 10 * _HEADER
     new_rows = _HEADER + rows * _NEW_ROW + 4 * max_plan_tokens(topology, max_model_len)
     blocks = 8 * max_plan_blocks(topology, max_model_len)  # a row and a block id for each that is appended
     is_fresh = 1
@@ -90,11 +93,13 @@ def plan_bytes(topology: Topology, max_model_len: int) -> int:
 def result_bytes(topology: Topology) -> int:
     """Upper bound of an encoded `StepResult`."""
     rows = topology.scheduler.max_num_seqs
-    arrays = rows * (8 + 4 + 4 + 4 + 4 + (4 + 4) * MAX_LOGPROBS) + 7 * _HEADER
+    tokens = rows + topology.scheduler.max_num_batched_tokens
+    sampled = rows * (8 + 4 + 4) + 8 * _HEADER  # runs, positions, num_sampled
+    of_prompts = rows * (8 + 4 + 4) + 8 * _HEADER  # runs, starts, counts
+    # token_ids, logprob_rows, logprobs, top_ids, top_logprobs; of a token of a prompt one number less
+    of_tokens = tokens * (4 + 4 + 4 + (4 + 4) * MAX_LOGPROBS)
     error = _HEADER + 4 * MAX_ERROR_CHARS  # up to 4 bytes each
-    tokens = topology.scheduler.max_num_batched_tokens
-    prompt_logprobs = rows * (8 + 4 + 4) + tokens * (4 + 4 + (4 + 4) * MAX_LOGPROBS) + 8 * _HEADER
-    return _HEADER + 6 * _NUMBER + arrays + error + prompt_logprobs + _SPARE
+    return _HEADER + 6 * _NUMBER + sampled + of_prompts + of_tokens + error + _SPARE
 
 
 def plan_boards(topology: Topology, max_model_len: int, epoch: int) -> tuple[BoardLayout, BoardLayout]:

@@ -15,7 +15,7 @@ from callboard.actors.sender import Sender
 from callboard.errors import StaleEpoch
 from callboard.mailbox import Inbox, LocalOutbox
 from callboard.mailbox.messages.admission import Admit, SchedulerToTokenizer, TokenizerToScheduler
-from callboard.mailbox.messages.requests import Refused
+from callboard.mailbox.messages.requests import Explain, Explanation, Refused
 from callboard.mailbox.messages.steps import StepPlan
 from callboard.scheduling import Scheduler
 from callboard.scheduling.statistics import SchedulerStatistics
@@ -257,3 +257,24 @@ async def test_the_timer_is_called_off_at_the_end() -> None:
     timer = rig.actor._deadline_timer
     rig.actor.close()
     assert timer is not None and timer.cancelled()
+
+
+async def test_steps_go_on_between_the_answers_to_many_questions() -> None:
+    """However many are asked at once, a result that comes meanwhile waits for a few answers and not for all."""
+    rig = Rig(capacity=1000, pipeline_depth=1)
+    rig.admit(make_admit("r", [1, 2], ignore_eos=True))
+    rig.attach()
+    rig.to_tokenizer.receive_all_nowait()
+    rig.results.publish(rig.worker.work(rig.calls.plans.popleft(), 0))
+    for number in range(100):
+        rig.actor.handle(Explain(f"q{number}", 1, "frontend", "tokenizer", "r"))
+    rig.actor.flush()
+    received: list[Any] = []
+    while sum(isinstance(message, Explanation) for message in received) < 100:
+        received += rig.to_tokenizer.receive_all_nowait()
+        await asyncio.sleep(0)
+    names = [message.request_id if isinstance(message, Explanation) else "tokens" for message in received]
+    place = names.index("tokens")
+    assert place < 50, "a step's tokens came behind the answers"
+    assert names[:place] + names[place + 1 :] == [f"q{number}" for number in range(100)]
+    rig.actor.close()

@@ -59,7 +59,9 @@ def test_it_answers_for_an_engine_of_which_everything_is_frozen(tiny_llama_dir: 
             ("frontend (process control, ", control),
         ):
             assert any(f.startswith(f"! {who}pid {pid}) is stopped") for f in findings), (who, findings)
-        assert re.search(r"^scheduler: 0 running, 0 waiting \(0 tokens\), 0 finished", done.stdout, re.MULTILINE)
+        assert re.search(
+            r"^scheduler: 0 running, 0 waiting \(0 tokens\), 0 sessions paused, 0 finished", done.stdout, re.MULTILINE
+        )
 
 
 @pytest.mark.slow

@@ -39,10 +39,17 @@ class RecordedScheduler(Scheduler):
         return super().check_integrity()
 
 
+def recorded_scheduler(limits: SchedulerLimits, stem: Path, max_bytes: int) -> RecordedScheduler:
+    """Its files can be replayed one by one."""
+    writer = JournalWriter(stem, max_bytes, limits, 0, lambda: scheduler.snapshot())
+    scheduler = RecordedScheduler(limits, writer)
+    return scheduler
+
+
 def recorded_engine(limits: SchedulerLimits, stem: Path, max_bytes: int = 1 << 24) -> tuple[Engine, RecordedScheduler]:
     """An engine with a worker, whose scheduler writes a journal."""
     engine = Engine(limits, is_attached=False)
-    scheduler = RecordedScheduler(limits, JournalWriter(stem, max_bytes, limits, 0))
+    scheduler = recorded_scheduler(limits, stem, max_bytes)
     engine.scheduler = scheduler
     engine.attach()
     return engine, scheduler

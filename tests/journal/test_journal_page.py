@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from callboard.bench.recorded_run import RecordedRun
 from callboard.cli.main import app
-from callboard.tests.journal.light_run import LightRun
 from callboard.topology import load_topology
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "journal.md").read_text()
@@ -23,7 +23,7 @@ def block(language: str) -> str:
 
 
 def test_its_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    LightRun(1, tmp_path / "journal").run(150)
+    RecordedRun(1, tmp_path / "journal", 1 << 24).run(150)
     monkeypatch.chdir(tmp_path)
     commands = [shlex.split(line.partition("#")[0]) for line in block("sh").splitlines()]
     assert len(commands) == 4

@@ -75,8 +75,8 @@ BUGS = (
     PlantedBug(
         "drafts_are_cached",
         "scheduling.running",
-        "np.minimum(arrays.num_computed[rows], arrays.num_tokens[rows]) // state",
-        "arrays.num_computed[rows] // state",
+        "num_ready, next_full = np.minimum(fields[0], fields[4]), fields[2]",
+        "num_ready, next_full = fields[0], fields[2]",
     ),
     PlantedBug(
         "rejected_drafts_are_not_rolled_back",
@@ -171,8 +171,14 @@ BUGS = (
     PlantedBug(
         "a_row_goes_on_while_its_drafts_are_judged",
         "scheduling.running",
-        " & (num_known > arrays.num_computed[rows])  # no drafts in flight",
-        "",
+        "can_go = np.minimum(max_total - num_expected, num_left) > ZERO",
+        "can_go = max_total - num_expected > ZERO",
+    ),
+    PlantedBug(
+        "a_session_that_is_stopped_while_it_waits_keeps_what_was_loaded",
+        "scheduling.state",
+        "            self._stop_waiting(request)\n            request.is_preempted = False\n",
+        "            self._leave_waiting(request)\n            request.is_preempted = False\n",
     ),
     PlantedBug(
         "transfers_begin_while_steps_in_flight_may_write_to_their_blocks",
@@ -202,8 +208,8 @@ BUGS = (
     PlantedBug(
         "somebody_goes_for_the_sake_of_drafts",
         "scheduling.running",
-        "        if np.count_nonzero(state.rows.num_drafts):\n            _drop",
-        "        if len(state.running) == 1 and np.count_nonzero(state.rows.num_drafts):\n            _drop",
+        "        if state.rows.num_with_drafts:\n            _drop",
+        "        if len(state.running) == 1 and state.rows.num_with_drafts:\n            _drop",
     ),
     PlantedBug(
         "eos_ends_before_min_tokens",

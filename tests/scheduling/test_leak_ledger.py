@@ -92,7 +92,7 @@ class LeakMachine(RuleBasedStateMachine):
         self.ledger.leave(as_request(holder), how)
         self.how[cast(int, holder.run)] = how
         self.pool.free(holder.block_ids)
-        self.cached |= {block for block in holder.block_ids if self.pool.is_free(block)}
+        self.cached |= {block for block in holder.block_ids if self.pool.count_users([block], 0)}
 
     @precondition(lambda self: any(holder.block_ids for holder in self.live))
     @rule(data=st.data())
@@ -113,12 +113,12 @@ class LeakMachine(RuleBasedStateMachine):
         ]
         order = lambda leak: (leak.unit, leak.run)  # noqa: E731
         assert sorted(leaks, key=order) == sorted(planted, key=order)
-        self.cached |= {block for block in lost if self.pool.is_free(block)}
+        self.cached |= {block for block in lost if self.pool.count_users([block], 0)}
         self.lost.clear()
 
     @invariant()
     def nothing_is_free_and_used(self) -> None:
-        assert all(self.pool.is_free(block) for block in self.cached)
+        assert all(self.pool.count_users([block], 0) for block in self.cached)
 
     def teardown(self) -> None:
         self.check()

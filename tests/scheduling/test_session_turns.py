@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from callboard.mailbox.messages.admission import AddInput, Admit, Stop, TokenDeltas
+from callboard.mailbox.messages.grammar import GrammarReady
 from callboard.mailbox.messages.requests import Abort, Usage
 from callboard.mailbox.messages.steps import StepPlan, StepResult
+from callboard.mailbox.messages.transfers import BlocksLoaded
 from callboard.scheduling.events import Event, WorkerAttached
 from callboard.scheduling.scheduler import Scheduler
 from callboard.tests.scheduling.fake_model import next_token
@@ -215,3 +217,49 @@ def test_paused_sessions_do_not_fill_the_queue() -> None:
     session.told.clear()
     statistics = session.scheduler.statistics()
     assert (statistics.num_waiting, statistics.num_running, statistics.num_queued_room) == (0, 0, 2)
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_stop_string_ends_a_turn_that_waits_with_or_for_loaded_blocks(is_loaded: bool) -> None:
+    """They are given back, those of a transfer under way when it is over; the next turn is computed."""
+    session = Session(prefix_caching=False)
+    session.step(resume(2, 0, FIRST[:2], is_session=True, num_remote_tokens=4))
+    assert session.scheduler.statistics().num_free_blocks == session.limits.num_blocks - 2
+    events: list[Event] = [Stop("s", 0, 2, 1), BlocksLoaded(1, 4)]
+    session.run(*(reversed(events) if is_loaded else events))
+    statistics = session.scheduler.statistics()
+    assert (statistics.num_paused, statistics.num_free_blocks) == (1, session.limits.num_blocks)
+    session.take()
+    session.run(AddInput("s", 0, 2, INPUT))
+    second = output_behind([*PROMPT, *FIRST[:2], *INPUT], 4)
+    assert session.take()[:3] == (2, second, ["length"])
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_a_session_that_is_resumed_at_a_pause_waits_for_its_grammar_in_the_next_turn(is_paused: bool) -> None:
+    """Paused, or with all of its turn but the end: in both cases it has not been in line."""
+    session = Session()
+    session.run(resume(2, 0, FIRST, is_session=True, is_paused=is_paused, grammar_key="g"))
+    session.take()
+    session.run(AddInput("s", 0, 2, INPUT))
+    assert session.scheduler.explain("s")[0].state == "waiting_for_grammar"
+    session.run(GrammarReady("g"))
+    assert session.take()[:3] == (4, SECOND, ["length"])
+
+
+@pytest.mark.parametrize("whose", ["the session's tenant", "somebody else"])
+def test_a_paused_session_saves_no_claim_up(whose: str) -> None:
+    """Neither for its tenant nor for one that comes new: who asks for nothing is not the one to be caught up with."""
+    session = Session(policy="fair", fair_aging_max_tokens=0, max_num_seqs=1)
+    session.run(admit_session(max_tokens=1, tenant="sleeper"))
+    request = make_admit("r", PROMPT, max_tokens=20, ignore_eos=True, tenant="busy")
+    session.run(*(msgspec.structs.replace(request, request_id=f"r{n}") for n in range(6)), num_steps=50)
+    tenant = "sleeper" if whose == "the session's tenant" else "new"
+    new_ones = [msgspec.structs.replace(request, request_id=f"n{n}", tenant=tenant) for n in range(6)]
+    admitted = []
+    session.step(*new_ones)
+    while session.plans:
+        plan = session.plans.pop(0)
+        admitted += [new.request_id for new in plan.new_rows]
+        session.step(session.worker.run(plan))
+    assert any(name.startswith("r") for name in admitted[:3]), f"the busy tenant waits for {admitted}"

@@ -10,7 +10,7 @@ from callboard.tests.scheduling.twin_state import TwinState
 
 MAX_SORTED = 128
 FIRST_SHARE, LOWEST_SHARE, SHARE_STEP = Fraction(7, 10), Fraction(1, 10), Fraction(1, 1000)
-MAX_RECKONED, AHEAD = 4096, 20
+MAX_RECKONED, AHEAD, PATIENCE = 4096, 20, 4
 
 
 def urgency(request: TwinRequest) -> tuple[int, int, int]:
@@ -86,14 +86,14 @@ def victim(state: TwinState) -> TwinRequest:
     candidates = [request for request in behind if request.admit.priority == least_urgent]
     if state.limits.preemption == "retract":
         return min(reversed(candidates), key=lambda r: (len(r.turn_output), -r.num_prompt_tokens))
-    return max(reversed(candidates), key=lambda request: _bid(state, request))
+    return min(reversed(candidates), key=lambda request: _price(state, request))
 
 
-def _bid(state: TwinState, request: TwinRequest) -> tuple[bool, int, Fraction, int]:
-    """It frees something; it has not gone often; blocks for each token lost; few tokens lost."""
+def _price(state: TwinState, request: TwinRequest) -> tuple[bool, int, int]:
+    """Who frees something, has not gone often, and has computed little that is not found again goes first."""
     num_won = len([block for block in request.blocks if state.pool.num_users[block] == 1])
-    num_lost = max(1, request.num_computed - (len(request.blocks) - num_won) * state.limits.block_size)
-    return num_won > 0, -request.num_preemptions, Fraction(num_won, num_lost), -num_lost
+    num_lost = request.num_computed - (len(request.blocks) - num_won) * state.limits.block_size
+    return num_won == 0, request.num_preemptions // PATIENCE, 0 if state.limits.prefix_caching else num_lost
 
 
 # What must be free ----------------------------------------------------------------------------------------------------

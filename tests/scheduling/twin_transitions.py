@@ -24,14 +24,15 @@ PREFIXES = ([], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [2] * 9)
 
 
 def choose_limits(choices: Choices) -> SchedulerLimits:
-    """A tiny engine, that holds 12 tokens at least; one in two has little more, and is easily short of blocks."""
-    block_size, is_tight = one_of(choices, [1, 2, 4]), one_of(choices, [True, False])
-    least = 12 // block_size
+    """A tiny engine, that holds 12 tokens at least; some are easily short of blocks, and some of budget."""
+    block_size, least = one_of(choices, [(1, 12), (2, 6), (4, 3)])
+    kind = one_of(choices, ["tight", "wide", "tight", "narrow"])
+    is_tight, is_narrow = kind == "tight", kind == "narrow"
     rules = ["chunk"] if is_tight else ["chunk", "whole_prompt", "estimate"]
     return make_limits(
         max_num_seqs=between(choices, 1, 6),
-        max_num_batched_tokens=one_of(choices, [64, 64, 16, 5, 2, 1]),
-        long_prefill_token_threshold=one_of(choices, [0, 0, 1, 4]),
+        max_num_batched_tokens=one_of(choices, [3, 2, 1] if is_narrow else [64, 64, 16, 5]),
+        long_prefill_token_threshold=0 if is_narrow else one_of(choices, [0, 0, 1, 4]),
         pipeline_depth=one_of(choices, [1, 1, 2, 3]),
         watermark=0.0 if is_tight else one_of(choices, [0.0, 0.2]),
         max_queued_requests=one_of(choices, [100, 100, 2]),

@@ -120,6 +120,7 @@ async def test_vllms_names_have_the_same_numbers(serve, http, frontend):
         num_running=3, num_waiting=4, num_blocks=8, num_free_blocks=6, num_preemptions=5, prompt_tokens=100,
         generation_tokens=50, prefix_cache_queries=90, prefix_cache_hits=32, num_steps=20, num_admitted=4,
         queue_time_ns=6_000_000_000, num_prefilled=3, prefill_time_ns=1_500_000_000, num_scheduled_tokens=150,
+        num_draft_tokens=30, num_accepted_tokens=18,
     )  # fmt: skip
     url = await serve()
     assert await read(http, url) == 200
@@ -135,6 +136,7 @@ async def test_vllms_names_have_the_same_numbers(serve, http, frontend):
         "request_queue_time_seconds_sum": 6, "request_queue_time_seconds_count": 4,
         "request_prefill_time_seconds_sum": 1.5, "request_prefill_time_seconds_count": 3,
         "iteration_tokens_total_sum": 150, "iteration_tokens_total_count": 20,
+        "spec_decode_num_draft_tokens_total": 30, "spec_decode_num_accepted_tokens_total": 18,
     }  # fmt: skip
     assert {name: samples[f"vllm:{name}", *labels] for name in expected} == expected
     assert samples["vllm:request_success_total", "0", "stop", MODEL] == 1

@@ -224,13 +224,14 @@ async def test_engine_metrics(serve, http, frontend):
     frontend.statistics = SchedulerStatistics(
         num_running=3, num_waiting=4, num_blocks=8, num_free_blocks=6, num_preemptions=5, prompt_tokens=100,
         generation_tokens=50, prefix_cache_queries=90, prefix_cache_hits=32, num_steps=20, num_steady_steps=15,
-        num_overlapped_steps=14,
+        num_overlapped_steps=14, num_paused=2, num_timed_out=6,
     )  # fmt: skip
     metrics = await samples(http, await serve())
     expected = {
         "num_requests_running": 3, "num_requests_waiting": 4, "kv_cache_usage_perc": 0.25, "num_preemptions_total": 5,
         "prompt_tokens_total": 100, "generation_tokens_total": 50, "prefix_cache_queries_total": 90,
         "prefix_cache_hits_total": 32, "steps_total": 20, "steady_steps_total": 15, "overlapped_steps_total": 14,
+        "num_sessions_paused": 2, "timed_out_requests_total": 6,
     }  # fmt: skip
     assert {name: metrics["callboard:" + name,] for name in expected} == expected
 

@@ -54,10 +54,10 @@ def sampling_with(num_entries: int = 0) -> SamplingParams:
     )  # fmt: skip
 
 
-def encoded_bytes(topology, lengths, num_appended=0, entries=()):
+def encoded_bytes(topology, lengths, num_appended=0, entries=(), num_drafts=0):
     """Bytes of the plan in which every row is removed, taken by a new request of `lengths[i]` known tokens (none if
     `lengths` is empty) and `entries[i]` (0 where it ends) in its lists, and scheduled, with every string and number at
-    its limit."""
+    its limit; `num_drafts`: of all rows."""
     depth, block_size = topology.scheduler.pipeline_depth, topology.kv_cache.block_size
     rows = topology.scheduler.max_num_seqs
     new_rows = [
@@ -68,12 +68,14 @@ def encoded_bytes(topology, lengths, num_appended=0, entries=()):
     plan = StepPlan(
         LARGE, LARGE, LARGE, new_rows, bytes(4 * rows), bytes(4 * rows), bytes(8 * rows), bytes(4 * rows),
         bytes(4 * rows), bytes(rows), bytes(4 * num_appended), bytes(4 * num_appended), is_fresh=True,
+        num_drafts=bytes(4 * rows), draft_ids=bytes(4 * num_drafts),
     )  # fmt: skip
     return len(msgspec.msgpack.encode(plan))
 
 
 @pytest.mark.parametrize(
-    ("max_num_seqs", "budget", "max_model_len"), [(64, 2048, 8192), (1, 1, 1), (256, 512, 100_000)]
+    ("max_num_seqs", "budget", "max_model_len"),
+    [(64, 2048, 8192), (1, 1, 1), (256, 512, 100_000), (2, 16_384, 100_000)],
 )
 def test_the_largest_plan_fits(max_num_seqs, budget, max_model_len):
     topology = topology_with(max_num_seqs, budget)
@@ -81,7 +83,7 @@ def test_the_largest_plan_fits(max_num_seqs, budget, max_model_len):
     tokens = max_plan_tokens(topology, max_model_len)
     lengths = [tokens // max_num_seqs] * max_num_seqs
     lengths[0] += tokens - sum(lengths)
-    num_bytes = encoded_bytes(topology, lengths)
+    num_bytes = encoded_bytes(topology, lengths, num_drafts=budget - max_num_seqs)
     assert num_bytes <= call.slot_bytes
     # The bound is not wasteful: the largest plan fills most of the slot.
     assert max_num_seqs == 1 or num_bytes > 0.8 * call.slot_bytes
@@ -141,7 +143,8 @@ def test_the_plan_that_only_appends_blocks_fits(shares, block_size, depth):
     num_appended = sum(blocks_for(block_size - 1 + share + depth, block_size) for share in shares)
     assert num_appended <= max_plan_blocks(topology, 1)
     call, _ = plan_boards(topology, 1, epoch=0)
-    assert encoded_bytes(topology, [], num_appended) <= call.slot_bytes
+    # What a row computes beyond one token may be drafts.
+    assert encoded_bytes(topology, [], num_appended, num_drafts=sum(shares) - len(shares)) <= call.slot_bytes
 
 
 def test_the_largest_result_fits():
@@ -158,6 +161,20 @@ def test_the_largest_result_fits():
     )  # fmt: skip
     num_bytes = len(msgspec.msgpack.encode(largest))
     assert 0.8 * result.slot_bytes < num_bytes <= result.slot_bytes
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_the_largest_result_of_drafts_fits(rows):
+    """All that a step computes are drafts, each is accepted, and each token comes with its log-probabilities."""
+    topology = topology_with(rows)
+    _, result = plan_boards(topology, 8192, epoch=3)
+    num_tokens = topology.scheduler.max_num_batched_tokens
+    largest = StepResult(
+        LARGE, LARGE, bytes(8 * rows), bytes(4 * rows), bytes(4 * num_tokens), LARGE, LARGE,
+        bytes(4 * num_tokens), bytes(4 * num_tokens), bytes(4 * num_tokens * 20), bytes(4 * num_tokens * 20), LARGE,
+        num_sampled=bytes(4 * rows),
+    )  # fmt: skip
+    assert len(msgspec.msgpack.encode(largest)) <= result.slot_bytes
 
 
 def test_the_longest_error_fits_into_the_smallest_result_slot():
