@@ -96,7 +96,7 @@ def _find_tokens(state: SchedulerState, planned: PlannedStep, result: StepResult
             f"result of step {result.step} has {len(runs)} runs, {len(positions)} positions, {len(token_ids)} tokens"
         )
     if counts is not None and np.count_nonzero(counts < 1):
-        raise ProtocolViolation(f"result of step {result.step} has a row with {counts.min()} tokens; each yields at least one")
+        raise ProtocolViolation(f"result of step {result.step} has a row with {counts.min()} tokens; each has one")
     rows, num_drafts = planned.yielding_rows, planned.num_drafts
     if result.runs != planned.yielding_runs:
         rows, num_drafts = _rows_of(planned, runs, result.step)
