@@ -141,7 +141,10 @@ class LedgerBook:
         ledgers = (self._told(requests[choice], now_ns) if choice in requests else ended[choice] for choice in told)
         return tuple(
             replace(
-                ledger, chunks=ledger.chunks[:most], preemptions=ledger.preemptions[:most], num_choices=len(known)
+                ledger,
+                chunks=ledger.chunks[:most],
+                preemptions=ledger.preemptions[:most],
+                num_choices_left_out=len(known) - len(told),
             )
             for ledger in ledgers
         )

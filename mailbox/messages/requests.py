@@ -329,8 +329,8 @@ class RequestLedger(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """With those that are not told."""
     num_preemptions: int = 0
     """With those that are not told."""
-    num_choices: int = 1
-    """Of its request that the scheduler knows, with those that are not told."""
+    num_choices_left_out: int = 0
+    """Of its request, that the scheduler knows and does not tell: those behind the told ones."""
 
 
 class Explanation(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=42):
