@@ -51,7 +51,8 @@ def test_every_part_of_the_time_is_on_the_screen() -> None:
         "cmpl-1: answering, 1.010 s (X-Request-Id mine)", "3.0 ms of them waiting for the client", "10.0 ms",
         "500.0 ms",
         "250.0 ms", "240.0 ms", "50.0%", "reading the request", "2.0 ms", "to the client", "8.0 ms", "step 12 (blocks)",
-        "preempted 3 times more", "1,200 choices more", "2,050 prompt tokens, 512", "1,544 tokens computed more than once", "waits for blocks",
+        "preempted 3 times more", "1,200 choices more",
+        "2,050 prompt tokens, 512", "1,544 tokens computed more than once", "waits for blocks",
     ):  # fmt: skip
         assert shown in text, f"{shown}\n{text}"
     assert "grammar" not in text, "what it did not wait for is left out"
