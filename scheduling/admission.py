@@ -10,6 +10,7 @@ from .next_in_line import next_in_line
 from .plan_builder import PlanBuilder
 from .policy_views import AdmissionView, RunningCounts
 from .request import Request
+from .row_arrays import RowArrays
 from .state import SchedulerState
 from .wait_clock import WaitCause
 
@@ -80,13 +81,16 @@ def _has_room(
     `num_free_cached`: free blocks that it shares, and which so are not free for anything else.
     """
     limits = state.limits
-    rows, arrays = state.rows.in_order(), state.rows
-    num_tokens_of, max_total = arrays.num_tokens[rows].astype(np.int64), arrays.max_total[rows].astype(np.int64)
-    counts = RunningCounts(num_tokens_of, arrays.num_places[rows].astype(np.int64) // limits.block_size, max_total)
-    view = AdmissionView(limits.block_size, limits.num_blocks, counts, state.estimate)
+    view = AdmissionView(limits.block_size, limits.num_blocks, lambda: _running_counts(state.rows), state.estimate)
     num_wanted = state.policies.blocks_wanted(request, num_cached, num_tokens, view)
     num_kept = limits.watermark_blocks if state.running else 0
     return state.pool.num_free - num_free_cached - num_wanted >= num_kept
+
+
+def _running_counts(arrays: RowArrays) -> RunningCounts:
+    rows = arrays.in_order()
+    num_tokens, max_total = arrays.num_tokens[rows].astype(np.int64), arrays.max_total[rows].astype(np.int64)
+    return RunningCounts(num_tokens, arrays.num_places[rows].astype(np.int64) // arrays.block_size, max_total)
 
 
 def _count_admission(state: SchedulerState, request: Request) -> None:
