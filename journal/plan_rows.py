@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from ..mailbox.messages.steps import StepPlan
+from ..mailbox.messages.steps import StepPlan, StepResult
 
 
 def expected_rows(plan: StepPlan) -> tuple[bytes, bytes]:
@@ -16,10 +18,11 @@ def expected_rows(plan: StepPlan) -> tuple[bytes, bytes]:
     return np.frombuffer(plan.runs, "<i8")[samples].tobytes(), ends[samples].astype("<i4").tobytes()
 
 
-def all_as_expected(plans: list[StepPlan], positions: list[bytes]) -> bool:
-    """The positions are those of the plans, of which each row samples and none has drafts."""
+def all_as_expected(plans: Sequence[StepPlan], results: Sequence[StepResult]) -> bool:
+    """The results have the positions of their plans, of which each row samples and none has drafts."""
     if not plans:
         return True
     starts = np.frombuffer(b"".join([plan.starts for plan in plans]), "<i4")
     num_tokens = np.frombuffer(b"".join([plan.num_tokens for plan in plans]), "<i4")
-    return bool((starts + num_tokens).astype("<i4", copy=False).tobytes() == b"".join(positions))
+    positions = b"".join([result.positions for result in results])
+    return bool((starts + num_tokens).astype("<i4", copy=False).tobytes() == positions)
