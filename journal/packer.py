@@ -63,9 +63,6 @@ class Packer:
         plain, others = results, list[Event]()
         if len(results) < len(events) or kinds.count(_PLAIN) < len(kinds):
             kinds, plain, others = _sorted(events, kinds)
-        link = self.chain.link
-        crcs = array("I", [link(plan, data) for plan, data in zip(taken.plans, taken.encoded, strict=True)]).tobytes()
-        self.chain.add(crcs)
         return Calls(
             now_ns=_int64s(taken.now_ns),
             num_events=list(map(len, taken.events)),
@@ -76,7 +73,7 @@ class Packer:
             num_plans_waiting=[result.num_plans_waiting for result in plain],
             token_ids=[result.token_ids for result in plain],
             plan_calls=taken.places,
-            crcs=crcs,
+            crcs=self.chain.extend(taken.plans, taken.encoded),
             num_rows=[len(plan.samples) for plan in taken.plans],
             num_new_rows=[len(plan.new_rows) for plan in taken.plans],
             digest=self.chain.digest(),
@@ -99,13 +96,15 @@ class Packer:
             or (num_results < len(events) and any(isinstance(event, WorkerGone | WorkerAttached) for event in events))
         ):
             return None
+        following = [*plans[1 : num_results + 1], *answered[-1:]][:num_results]
         kinds = bytearray([_PLAIN]) * num_results
         for index in _unusual(results, answered):
             kinds[index] = _kind_of(results[index], answered[index])
         if kinds.count(_PLAIN) < num_results:
             plain = [index for index, kind in enumerate(kinds) if kind == _PLAIN]
             results, answered = [results[index] for index in plain], [answered[index] for index in plain]
-        if not all_as_expected(answered, results):
+            following = [following[index] for index in plain]
+        if not all_as_expected(answered, results, following):
             return None
         encoded = [data for _, data in self.in_flight] + taken.encoded
         self.in_flight = deque(zip(plans[num_results:], encoded[num_results:], strict=True))

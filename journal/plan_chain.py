@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from array import array
+from collections.abc import Sequence
 
 import msgspec
 
@@ -27,6 +29,21 @@ class PlanChain:
         self._hash = hashlib.blake2b(digest, digest_size=DIGEST_BYTES)
         self._large: StepPlan | None = None
         """The last large one."""
+
+    def extend(self, plans: Sequence[StepPlan], encoded: Sequence[bytes]) -> bytes:
+        """Go on with these plans; `crc` behind each, uint32s, which are in the digest now, too."""
+        crcs = array("I")
+        if max(map(len, encoded), default=0) >= LARGE_BYTES:
+            crcs.extend(map(self.link, plans, encoded))
+        else:
+            crc, append, crc32 = self.crc, crcs.append, zlib.crc32
+            for data in encoded:
+                crc = crc32(data, crc)
+                append(crc)
+            self.crc = crc
+        column = crcs.tobytes()
+        self.add(column)
+        return column
 
     def link(self, plan: StepPlan, encoded: bytes) -> int:
         """Go on with this plan; the new `crc`."""

@@ -18,11 +18,19 @@ def expected_rows(plan: StepPlan) -> tuple[bytes, bytes]:
     return np.frombuffer(plan.runs, "<i8")[samples].tobytes(), ends[samples].astype("<i4").tobytes()
 
 
-def all_as_expected(plans: Sequence[StepPlan], results: Sequence[StepResult]) -> bool:
-    """The results have the positions of their plans, of which each row samples and none has drafts."""
-    if not plans:
+def all_as_expected(plans: Sequence[StepPlan], results: Sequence[StepResult], following: Sequence[StepPlan]) -> bool:
+    """The results have the positions of their plans, of which each row samples and none has drafts.
+
+    `following`: of each plan one after it, or itself; its rows go on where the plan's ended if it has the same runs.
+    """
+    unsure = [
+        (plan, result)
+        for plan, result, after in zip(plans, results, following, strict=True)
+        if after.starts != result.positions or after.runs != plan.runs or after is plan
+    ]
+    if not unsure:
         return True
-    starts = np.frombuffer(b"".join([plan.starts for plan in plans]), "<i4")
-    num_tokens = np.frombuffer(b"".join([plan.num_tokens for plan in plans]), "<i4")
-    positions = b"".join([result.positions for result in results])
-    return bool((starts + num_tokens).astype("<i4", copy=False).tobytes() == positions)
+    starts = np.frombuffer(b"".join([plan.starts for plan, _ in unsure]), "<i4")
+    num_tokens = np.frombuffer(b"".join([plan.num_tokens for plan, _ in unsure]), "<i4")
+    positions = b"".join([result.positions for _, result in unsure])
+    return (starts + num_tokens).astype("<i4", copy=False).tobytes() == positions

@@ -26,7 +26,7 @@ from .plan_chain import PlanChain
 from .records import Checked, Header, Record, Snapshot
 
 BATCH_CALLS = 128
-"""A step makes about two calls: the one with the result, and one more that finds nothing to plan."""
+"""About as many steps; what is said of a batch as a whole should weigh little."""
 WRITE_BYTES = 64 * 1024
 
 
