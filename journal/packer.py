@@ -172,7 +172,7 @@ def _kind_of(result: StepResult, plan: StepPlan) -> int:
     return _STRIPPED if has_more else _PLAIN
 
 
-def _sorted(events: Sequence[Event], result_kinds: bytes) -> tuple[bytearray, list[StepResult], list[Event]]:
+def _sorted(events: Sequence[Event], result_kinds: bytearray) -> tuple[bytearray, list[StepResult], list[Event]]:
     """Kinds of all events; the results that are plain; what stands in `Calls.events`."""
     kinds = bytearray(len(events))
     plain: list[StepResult] = []

@@ -33,4 +33,4 @@ def all_as_expected(plans: Sequence[StepPlan], results: Sequence[StepResult], fo
     starts = np.frombuffer(b"".join([plan.starts for plan, _ in unsure]), "<i4")
     num_tokens = np.frombuffer(b"".join([plan.num_tokens for plan, _ in unsure]), "<i4")
     positions = b"".join([result.positions for _, result in unsure])
-    return (starts + num_tokens).astype("<i4", copy=False).tobytes() == positions
+    return bool((starts + num_tokens).astype("<i4", copy=False).tobytes() == positions)

@@ -15,6 +15,7 @@ from callboard.errors import ConfigError
 from callboard.journal import JournalFile
 from callboard.journal.frames import FRAME_BYTES, PREFIX, frame
 from callboard.journal.packer import Packer, Taken
+from callboard.journal.plan_chain import PlanChain
 from callboard.journal.records import Calls, Checked, Header, Record
 from callboard.journal.unpacker import Unpacker
 from callboard.mailbox.messages.admission import AddInput, Admit, Stop
@@ -185,6 +186,45 @@ def test_calls_survive_packing_whatever_they_are(calls: list[tuple[Call, StepPla
                 assert read.num_rows == len(plan.rows) // 4
             num_read += 1
         assert num_read == len(part)
+
+
+@pytest.mark.parametrize("num_rows", [3, 700])
+@pytest.mark.parametrize("wrong", [None, 4])
+def test_steady_decode_survives_and_so_does_a_result_that_is_off_by_one(num_rows: int, wrong: int | None) -> None:
+    ones, row_ids = np.ones(num_rows, "<i4"), np.arange(num_rows, dtype="<i4")
+    calls: list[tuple[Call, StepPlan | None]] = []
+    for step in range(8):
+        starts = 100 + row_ids + step
+        columns = row_ids.tobytes(), row_ids.astype("<i8").tobytes(), starts.tobytes(), ones.tobytes(), b"\1" * num_rows
+        plan = StepPlan(1, step, step, [], b"", *columns)
+        events: list[Event] = []
+        if calls and (before := calls[-1][1]) is not None:
+            positions = starts + (step == wrong)
+            events = [StepResult(1, step - 1, before.runs, positions.astype("<i4").tobytes(), row_ids.tobytes(), 3, 4)]
+        calls.append(((step, events), plan))
+    packed = Packer(0).pack(taken_of(calls))
+    assert len(packed.events) == (wrong is not None)
+    unpacker, chain = Unpacker(), PlanChain()
+    for read, (call, plan) in zip(unpacker.calls(packed), calls, strict=True):
+        assert plan is not None and (read.now_ns, read.events) == call
+        assert read.crc == chain.link(plan, msgspec.msgpack.encode(plan))
+        unpacker.planned(plan)
+
+
+@pytest.mark.parametrize("field", ["now_ns", "rows", "runs", "starts", "num_tokens", "samples", "block_ids"])
+def test_a_large_plan_that_differs_anywhere_has_another_checksum(field: str) -> None:
+    """Also if it differs only where it agrees with the plan before or does so no more."""
+    row_ids = np.arange(700, dtype="<i4").tobytes()
+    plan = StepPlan(1, 1, 1, [], b"", row_ids, row_ids * 2, row_ids, row_ids, b"\1" * 700, b"", row_ids)
+    value = 2 if field == "now_ns" else bytes(len(getattr(plan, field)))
+    changed = msgspec.structs.replace(plan, **{field: value})
+    crcs = set()
+    for lives in [(plan, plan, plan), (plan, plan, changed), (plan, changed, changed), (changed, plan, plan)]:
+        chain = PlanChain()
+        for part in lives:
+            chain.link(part, msgspec.msgpack.encode(part))
+        crcs.add(chain.crc)
+    assert len(crcs) == 4
 
 
 # Files
