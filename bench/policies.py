@@ -1,12 +1,12 @@
 """Policies and watermarks over real traces, simulated at several loads of the KV pool; prints Markdown.
 
-    python -m callboard.bench.policies TRACE[:SPEEDUP] ... [--loads 0.7 1.0 1.3] [--limit N] [--output FILE]
+    python -m callboard.bench.policies TRACE[:SPEEDUP] ... [--loads 0.7 1.0 1.3] [--limit N] [--max-prompt TOKENS]
 
 Load. First each trace runs with a pool in which nothing waits for a block. The time average of the blocks that it has
 in use between the first and the last arrival is the trace's demand. At load L the pool has demand / L blocks, and at
-least what the longest request needs: at 0.7 it is short in bursts only, at 1.3 the queue grows as long as requests
-come. Arrivals stay the same at every load; SPEEDUP sets how busy the device is beside that. Memory that the pool does
-not get is left unused, so the device's step times stay the same, too.
+least what the longest request needs (--max-prompt keeps that below it): at 0.7 it is short in bursts only, at 1.3 the
+queue grows as long as requests come. Arrivals stay the same at every load; SPEEDUP sets how busy the device is beside
+that. Memory that the pool does not get is left unused, so the device's step times stay the same, too.
 
 Every tenth request is urgent (priority -1) and a tenant of its own; all others are another tenant's. "The tenth" in the
 tables are those.
@@ -22,20 +22,30 @@ from pathlib import Path
 import msgspec
 
 from ..kv_cache.block_pool import blocks_for
-from ..simulation import Objectives, Report, Roofline, Trace, find_device, read_trace, report_of, scaled, simulate
+from ..simulation import (
+    Objectives,
+    Report,
+    Roofline,
+    Trace,
+    clamped,
+    find_device,
+    read_trace,
+    report_of,
+    scaled,
+    simulate,
+)
 from ..simulation.settings import limits_of
 from ..simulation.tables import markdown, milliseconds
 from .llama_shape import LLAMA_3_1_8B
 from .machine import describe_machine
 
-BASE = {"max_num_seqs": "256", "max_queued_requests": "1000000", "max_queued_tokens": "1000000000"}
+BASE = {"admission": "chunk", "max_num_seqs": "256", "max_queued_requests": "1000000", "max_queued_tokens": "1000000000"}
 POLICIES: dict[str, dict[str, str]] = {
     "fcfs (lifo, chunk)": {},
     "priority": {"policy": "priority"},
     "fair": {"policy": "fair"},
     "cache_aware": {"policy": "cache_aware"},
     "fcfs, whole_prompt": {"admission": "whole_prompt"},
-    "fcfs, estimate": {"admission": "estimate"},
     "fcfs, retract": {"preemption": "retract"},
     "fcfs, estimate + retract": {"admission": "estimate", "preemption": "retract"},
     "fcfs, cost": {"preemption": "cost"},
@@ -71,13 +81,15 @@ class Bench:
         limits = limits_of({**BASE, **changes}, num_blocks=num_blocks, max_model_len=LLAMA_3_1_8B.max_position)
         return report_of(simulate(trace, limits, self._times), OBJECTIVES)
 
-    def case(self, text: str, limit: int | None) -> Case:
+    def case(self, text: str, limit: int | None, max_prompt: int | None) -> Case:
         """`FILE:SPEEDUP`"""
         name, colon, speedup = text.rpartition(":")
         path, factor = (Path(name), float(speedup)) if colon else (Path(text), 1.0)
         trace = [
             msgspec.structs.replace(request, priority=0 if index % 10 else -1, tenant=REST if index % 10 else TENTH)
-            for index, request in enumerate(scaled(read_trace(path, limit), speedup=factor))
+            for index, request in enumerate(
+                clamped(scaled(read_trace(path, limit), speedup=factor), max_prompt=max_prompt)
+            )
         ]
         report = self.run(trace, _ROOMY_BLOCKS, {})
         lengths = (request.num_prompt_tokens + request.num_output_tokens for request in trace)
@@ -121,6 +133,7 @@ def main() -> None:
     parser.add_argument("--device", default="h100-sxm")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.7, 1.0, 1.3])
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--max-prompt", type=int)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     bench = Bench(args.device)
@@ -131,7 +144,7 @@ def main() -> None:
         f"Simulated on {describe_machine()}."
     ]
     for text in args.traces:
-        case = bench.case(text, args.limit)
+        case = bench.case(text, args.limit, args.max_prompt)
         lines += [
             "",
             f"**{case.name}**, arrivals {case.speedup:g} times as dense: {len(case.trace):,} requests, demand "

@@ -28,8 +28,6 @@ def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> WaitCause | None:
             return None
         if not plan.can_place(request):
             return WaitCause.BUDGET
-        if _is_still_blocked(state, request, plan.budget):
-            return WaitCause.BLOCKS
         cached = request.block_ids or state.cached_blocks(request)
         if num_loadable(state, request) > len(cached) * state.limits.block_size:
             if not _has_room(state, request, 0, num_loadable(state, request)):
@@ -38,7 +36,6 @@ def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> WaitCause | None:
             continue
         num_tokens = _allocate(state, plan, request, cached)
         if not num_tokens:
-            state.blocked.note(request, cached)
             return WaitCause.BLOCKS
         _count_admission(state, request)
         state.start(request)
@@ -74,19 +71,6 @@ def _allocate(state: SchedulerState, plan: PlanBuilder, request: Request, cached
     request.block_ids = cached + pool.allocate(num_new)
     request.num_loaded_tokens = num_cached
     return num_tokens
-
-
-def _is_still_blocked(state: SchedulerState, request: Request, budget: int) -> bool:
-    """There is no room even if the cache has all that it had of it when there was none the last time. Not asked of a
-    request that may be served in another way: by what is loaded for it, or without the cache."""
-    if request.block_ids or request.num_remote_tokens or request.prompt_logprobs is not None:
-        return False
-    cached = state.blocked.most_cached(state.pool, request)
-    if cached is None:
-        return False
-    num_cached = len(cached) * state.limits.block_size
-    num_tokens = min(request.num_tokens - num_cached, state.limits.max_chunk, budget)
-    return not _has_room(state, request, num_cached, num_tokens, state.pool.count_users(cached, 0))
 
 
 def _has_room(

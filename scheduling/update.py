@@ -102,6 +102,8 @@ def _find_tokens(state: SchedulerState, planned: PlannedStep, result: StepResult
         rows, num_drafts = _rows_of(planned, runs, result.step)
     firsts = None if counts is None else (np.cumsum(counts) - counts).astype(np.int32)
     first_token_ids = token_ids if firsts is None else token_ids[firsts]
+    if planned.num_changes == state.rows.num_changes:
+        return _Tokens(rows, positions, first_token_ids, firsts, counts, num_drafts, token_ids)
     is_live = state.rows.run[rows] == runs
     if np.count_nonzero(is_live) == len(rows):
         return _Tokens(rows, positions, first_token_ids, firsts, counts, num_drafts, token_ids)
