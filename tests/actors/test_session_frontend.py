@@ -129,7 +129,12 @@ async def test_nothing_comes_behind_the_last_input_and_not_too_much_before_it(ri
 
 @pytest.mark.parametrize(
     ("prompt", "num_bytes"),
-    [(TextPrompt("a" * 40), 40), (TextPrompt("é" * 20), 40), (TextPrompt("\ud800" * 10), 30), (TokenPrompt([1] * 5), 40)],
+    [
+        (TextPrompt("a" * 40), 40),
+        (TextPrompt("é" * 20), 40),
+        (TextPrompt("\ud800" * 10), 30),
+        (TokenPrompt([1] * 5), 40),
+    ],
 )
 async def test_inputs_that_wait_are_bounded_in_bytes(prompt: TextPrompt | TokenPrompt, num_bytes: int) -> None:
     """Together they are no longer than one body may be; one alone waits however long it is."""
