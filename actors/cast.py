@@ -231,6 +231,7 @@ class Cast:
             has_priorities=start.topology.scheduler.policy == "priority",
             kv_cache=start.topology.kv_cache,
             takes_sessions=sum(kind_of(a) == "frontend" for a in start.all_actors) == 1,
+            server=start.topology.server,
         )
         self.frontends.append(frontend)
         self._page.line(start.all_actors.index(name)).mark(phase=Phase.SERVING)

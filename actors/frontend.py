@@ -38,12 +38,12 @@ from ..mailbox.messages.requests import (
 from ..mailbox.messages.sampling import SamplingParams
 from ..scheduling.statistics import SchedulerStatistics
 from ..shm_queue import mark_of
-from ..topology.schema import KVCacheSection
+from ..topology.schema import KVCacheSection, ServerSection
 from .faults import Faults
 from .frontend_api import ActorStart, Health
 from .questions import Questions
 from .refusals import error_of
-from .room import check_choices, check_frontend, check_queue
+from .room import check_choices, check_frontend, check_queue, check_sessions
 from .sender import Sender
 from .session_record import SessionRecord
 from .sessions import Sessions, no_session
@@ -74,6 +74,7 @@ class Frontend:
         has_priorities: bool = False,
         kv_cache: KVCacheSection = KVCacheSection(),  # noqa: B008  (frozen)
         takes_sessions: bool = True,
+        server: ServerSection = ServerSection(),  # noqa: B008  (frozen)
     ) -> None:
         self.name = name
         self.inbox = inbox
@@ -84,6 +85,7 @@ class Frontend:
         self.has_priorities = has_priorities
         self.kv_cache = kv_cache
         self.takes_sessions = takes_sessions
+        self._server = server
         self._tokenizers = dict(tokenizers)
         self.max_live_requests = max_live_requests
         self._turn = itertools.cycle(self._tokenizers)
@@ -118,7 +120,7 @@ class Frontend:
     ) -> Stream:
         if self._refusing is not None:
             raise self._refusing
-        self._check_room(num_choices)
+        self._check_room(num_choices, is_session=session_idle_s is not None)
         arrival_ns = time.monotonic_ns()
         generate = Generate(
             request_id=request_id,
@@ -139,8 +141,10 @@ class Frontend:
             is_session=session_idle_s is not None,
         )
         self._tokenizers[generate.tokenizer].post(generate)
-        session = None if session_idle_s is None else SessionRecord(session_idle_s)
+        session = None if session_idle_s is None else SessionRecord(session_idle_s, self._server.max_request_bytes)
         stream = self._live[request_id] = Stream(generate, self._close, session)
+        if session is not None:
+            self._sessions.open(stream)
         return stream
 
     def add_input(self, request_id: str, given: SessionInput | None) -> None:
@@ -187,11 +191,13 @@ class Frontend:
             raise self._when_to_retry(Overloaded("the tokenizer's mailbox is full; try again later"))
         return name
 
-    def _check_room(self, num_choices: int) -> None:
+    def _check_room(self, num_choices: int, *, is_session: bool) -> None:
         """Told at once, and without sending anything."""
         try:
             check_choices(num_choices, self.max_live_requests)
-            check_frontend(len(self._live), self.max_live_requests)
+            check_frontend(len(self._live) - self._sessions.num_paused, self.max_live_requests)
+            if is_session:
+                check_sessions(self._sessions.num_open, self._server.max_sessions)
             check_queue(self._read_statistics(), num_choices)
         except RequestError as error:
             self._when_to_retry(error)

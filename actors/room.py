@@ -17,12 +17,22 @@ def check_choices(num_choices: int, max_live_requests: int) -> None:
 
 
 def check_frontend(num_live: int, max_live_requests: int) -> None:
-    """Raises Overloaded for a frontend that holds as many requests, or questions, as may."""
+    """Raises Overloaded for a frontend that holds as many requests, or questions, as may. Sessions that wait for input
+    are not among them: they hold nothing below, and may stay long."""
     if num_live >= max_live_requests:
         raise Overloaded(
             f"this frontend holds {num_live:,} requests, as many as may (max_queued_requests + max_num_seqs); "
             f"try again later",
             code="queue_full",
+        )
+
+
+def check_sessions(num_open: int, max_sessions: int) -> None:
+    """Raises Overloaded for a frontend that holds as many sessions, running or waiting for input, as may."""
+    if num_open >= max_sessions:
+        raise Overloaded(
+            f"{num_open:,} sessions are open, as many as may (server.max_sessions); try again when one has ended",
+            code="too_many_sessions",
         )
 
 

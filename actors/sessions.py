@@ -12,7 +12,7 @@ from .stream import Stream
 
 
 class Sessions:
-    """Holds a timer for each session that waits for input; everything else is in the streams' records."""
+    """Holds which are open, and a timer for each that waits for input; all else is in the streams' records."""
 
     def __init__(
         self,
@@ -21,11 +21,26 @@ class Sessions:
     ) -> None:
         self._tokenizers = tokenizers
         self._end = end
+        self._open: set[str] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._takes_more = True
 
+    @property
+    def num_open(self) -> int:
+        """Those that have not ended."""
+        return len(self._open)
+
+    @property
+    def num_paused(self) -> int:
+        """Those of them that wait for input."""
+        return len(self._timers)
+
+    def open(self, stream: Stream) -> None:
+        """A session begins."""
+        self._open.add(stream.request_id)
+
     def give(self, stream: Stream, given: SessionInput | None) -> None:
-        """Raises: 404 if it is no session, 409 behind its last input, 429 if too many wait."""
+        """Raises: 404 if it is no session, 409 behind its last input, 429 if too much waits."""
         if stream.session is None:
             raise no_session(stream.request_id)
         next_input = stream.session.give(given)
@@ -50,6 +65,10 @@ class Sessions:
 
     def forget(self, stream: Stream) -> None:
         """It has ended, in any way."""
+        self._open.discard(stream.request_id)
+        self._stop_timer(stream)
+
+    def _stop_timer(self, stream: Stream) -> None:
         timer = self._timers.pop(stream.request_id, None)
         if timer is not None:
             timer.cancel()
@@ -62,7 +81,7 @@ class Sessions:
 
     def _send(self, stream: Stream, given: SessionInput) -> None:
         """Of one that is lost its `Resume` will bring it."""
-        self.forget(stream)
+        self._stop_timer(stream)
         if not stream.is_lost:
             self._tokenizers[stream.tokenizer].post(Extend(stream.request_id, stream.attempt, given))
 

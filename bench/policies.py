@@ -39,7 +39,7 @@ from ..simulation.tables import markdown, milliseconds
 from .llama_shape import LLAMA_3_1_8B
 from .machine import describe_machine
 
-BASE = {"max_num_seqs": "256", "max_queued_requests": "1000000", "max_queued_tokens": "1000000000"}
+BASE = {"admission": "chunk", "max_num_seqs": "256", "max_queued_requests": "1000000", "max_queued_tokens": "1000000000"}
 POLICIES: dict[str, dict[str, str]] = {
     "fcfs (lifo, chunk)": {},
     "priority": {"policy": "priority"},

@@ -61,6 +61,8 @@ def explanation_lines(told: RequestExplanation) -> list[str]:
         lines += [f"  {seconds * 1e3:>9,.1f} ms  {what}" for what, seconds in around.items() if seconds]
         if choice.finish_reason is not None:
             lines.append(f"  finish reason: {choice.finish_reason}")
+    if told.choices_left_out:
+        lines.append(f"{told.choices_left_out:,} choices more are not told")
     return lines
 
 
@@ -85,6 +87,8 @@ def ledger_of(choice: ChoiceExplanation) -> RequestLedger:
         num_draft_tokens=choice.draft_tokens,
         num_accepted_tokens=choice.accepted_tokens,
         waits_for=choice.waits_for or "",
+        num_chunks=choice.num_chunks,
+        num_preemptions=choice.num_preemptions,
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..mailbox.messages.requests import RequestLedger
 
 _BAR_CELLS = 30
@@ -36,9 +34,11 @@ def format_ledger(request_id: str, ledger: RequestLedger, now_ns: int) -> list[s
             bar = "█" * round(share * _BAR_CELLS)
             lines.append(f"  {_seconds(part_ns):>12}  {share:6.1%}  {bar:<{_BAR_CELLS}}  {what}")
     if ledger.chunks:
-        lines.append(f"  computed in {len(ledger.chunks):,} chunks of {_shortened(ledger.chunks)} tokens")
+        lines.append(f"  computed in {ledger.num_chunks:,} chunks of {_shortened(ledger)} tokens")
     for record in ledger.preemptions:
         lines.append(f"  preempted at step {record.step} ({record.cause}): {record.num_lost_tokens:,} tokens lost")
+    if ledger.num_preemptions > len(ledger.preemptions):
+        lines.append(f"  preempted {ledger.num_preemptions - len(ledger.preemptions):,} times more")
     if ledger.num_recomputed_tokens:
         lines.append(f"  {ledger.num_recomputed_tokens:,} tokens computed more than once")
     if ledger.num_draft_tokens:
@@ -58,9 +58,10 @@ def _parts(ledger: RequestLedger) -> list[tuple[str, int]]:
     ]
 
 
-def _shortened(chunks: Sequence[int], most: int = 16) -> str:
-    shown = ", ".join(f"{chunk:,}" for chunk in chunks[:most])
-    return f"{shown}, ..." if len(chunks) > most else shown
+def _shortened(ledger: RequestLedger, most: int = 16) -> str:
+    chunks = ledger.chunks[:most]
+    shown = ", ".join(f"{chunk:,}" for chunk in chunks)
+    return f"{shown}, ..." if ledger.num_chunks > len(chunks) else shown
 
 
 def _seconds(time_ns: int) -> str:

@@ -125,6 +125,8 @@ def _show_request(replay: Replay, until: int | None, request_id: str) -> int:
         raise ConfigError(f"at step {until} the scheduler knows no request {request_id!r}", advice="name another step")
     for ledger in ledgers:
         print("\n".join(format_ledger(request_id, ledger, replay.now_ns)))
+    if num_left_out := ledgers[0].num_choices_left_out:
+        print(f"{num_left_out:,} choices more are not told")
     return 0
 
 

@@ -59,6 +59,10 @@ class ChoiceExplanation(msgspec.Struct, frozen=True, kw_only=True):
     recomputed_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    num_chunks: int = 0
+    """With those that are not told."""
+    num_preemptions: int = 0
+    """With those that are not told."""
 
 
 class RequestExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +76,8 @@ class RequestExplanation(msgspec.Struct, frozen=True, kw_only=True):
     write_s: float = 0.0
     """Of a stream: how long what was made waited for the client's connection to take it."""
     choices: list[ChoiceExplanation]
+    choices_left_out: int = 0
+    """Of very many prompts or choices the first are told."""
 
 
 class LiveRequest(msgspec.Struct, frozen=True):

@@ -1,44 +1,45 @@
-"""Calls of the scheduler into columns. This is what a journal costs: all work is on batches of calls."""
+"""Calls of the scheduler into columns. This is what a journal costs: all work is on batches of calls.
+
+In nearly all steps nothing but tokens comes, just where the plan asked for them. So a batch is turned into columns at
+once and these are compared as wholes; only what stands out is looked at one by one.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import zlib
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
+from operator import lt
 
-import msgspec
+from msgspec.structs import replace
 
 from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from ..scheduling.events import Event, WorkerAttached, WorkerGone
+from .plan_chain import PlanChain
 from .plan_rows import all_as_expected, expected_rows
 from .records import Calls, EventKind
 
-DIGEST_BYTES = 16
 _DONE = StepOutcome.DONE
 _WHOLE, _PLAIN, _STRIPPED = int(EventKind.WHOLE), int(EventKind.PLAIN), int(EventKind.STRIPPED)
 
-Call = tuple[int, Sequence[Event]]
-"""(now_ns, events) of a call of `Scheduler.step`"""
-Planned = tuple[int, StepPlan, bytes]
-"""(index of the call that made it, plan, its bytes)"""
 
+class Taken:
+    """Calls of `Scheduler.step` that are not packed yet, n of them, which made p plans."""
 
-class PlanChain:
-    """A running checksum over plans: two chains that differ at one plan differ from there on."""
+    __slots__ = ("encoded", "events", "now_ns", "places", "plans")
 
-    def __init__(self, crc: int = 0, digest: bytes = b"") -> None:
-        self.crc = crc
-        self.seed = digest
-        """What the digest began with."""
-        self._hash = hashlib.blake2b(digest, digest_size=DIGEST_BYTES)
-
-    def add(self, crcs: bytes) -> None:
-        self._hash.update(crcs)
-
-    def digest(self) -> bytes:
-        return self._hash.digest()
+    def __init__(self) -> None:
+        self.now_ns: list[int] = []
+        """[n]"""
+        self.events: list[Sequence[Event]] = []
+        """[n]"""
+        self.places: list[int] = []
+        """[p]: which call made the plan"""
+        self.plans: list[StepPlan] = []
+        """[p]"""
+        self.encoded: list[bytes] = []
+        """[p]: their bytes"""
 
 
 class Packer:
@@ -50,103 +51,116 @@ class Packer:
         self.chain = PlanChain()
         self.in_flight: deque[tuple[StepPlan, bytes]] = deque()
 
-    def pack(self, calls: Sequence[Call], planned: Sequence[Planned]) -> Calls:
+    def pack(self, taken: Taken) -> Calls:
         """The record of these calls, which follow those packed before, and of the plans that they made."""
-        before = self.in_flight.copy()
-        batch = _Batch()
-        self._pack_events(calls, planned, batch, is_careful=False)
-        if not all_as_expected(batch.usual_plans, [result.positions for result in batch.usual]):
-            self.in_flight = before
-            batch = _Batch()
-            self._pack_events(calls, planned, batch, is_careful=True)
-        crcs = self._chain_plans(planned)
-        times = [now_ns for now_ns, _ in calls]
-        deltas = [now_ns - earlier_ns for earlier_ns, now_ns in zip([self.now_ns, *times], times, strict=False)]
-        self.now_ns = times[-1] if times else self.now_ns
-        plain = batch.plain
+        if taken.now_ns:
+            self.now_ns = taken.now_ns[-1]
+        events = list(chain.from_iterable(taken.events))
+        results = [event for event in events if type(event) is StepResult]
+        kinds = self._kinds_by_column(taken, events, results)
+        if kinds is None:
+            kinds = self._kinds_one_by_one(taken)
+        plain, others = results, list[Event]()
+        if len(results) < len(events) or kinds.count(_PLAIN) < len(kinds):
+            kinds, plain, others = _sorted(events, kinds)
         return Calls(
-            now_ns=deltas,
-            counts=batch.counts,
-            kinds=bytes(batch.kinds),
-            events=batch.events,
-            start_ns=[result.start_ns - now_ns for now_ns, result in plain],
-            run_ns=[result.end_ns - result.start_ns for _, result in plain],
-            num_plans_waiting=[result.num_plans_waiting for _, result in plain],
-            token_ids=[result.token_ids for _, result in plain],
-            crcs=crcs,
-            num_rows=[len(plan.rows) >> 2 for _, plan, _ in planned],
-            num_new_rows=[len(plan.new_rows) for _, plan, _ in planned],
+            now_ns=_int64s(taken.now_ns),
+            num_events=list(map(len, taken.events)),
+            kinds=bytes(kinds),
+            events=others,
+            start_ns=_int64s([result.start_ns for result in plain]),
+            end_ns=_int64s([result.end_ns for result in plain]),
+            num_plans_waiting=[result.num_plans_waiting for result in plain],
+            token_ids=[result.token_ids for result in plain],
+            plan_calls=taken.places,
+            crcs=self.chain.extend(taken.plans, taken.encoded),
+            num_rows=[len(plan.samples) for plan in taken.plans],
+            num_new_rows=[len(plan.new_rows) for plan in taken.plans],
             digest=self.chain.digest(),
         )
 
-    def _chain_plans(self, planned: Sequence[Planned]) -> bytes:
-        crc, crcs, crc32 = self.chain.crc, array("I"), zlib.crc32
-        for _, _, encoded in planned:
-            crc = crc32(encoded, crc)
-            crcs.append(crc)
-        self.chain.crc = crc
-        column = crcs.tobytes()
-        self.chain.add(column)
-        return column
+    def _kinds_by_column(
+        self, taken: Taken, events: Sequence[Event], results: Sequence[StepResult]
+    ) -> bytearray | None:
+        """Of each result its kind, if each is that of the next plan in flight, and nearly all just what these asked
+        for. None, with nothing changed, if it is not so.
+        """
+        num_before, num_results = len(self.in_flight), len(results)
+        plans = [plan for plan, _ in self.in_flight] + taken.plans
+        answered = plans[:num_results]
+        if (
+            len(answered) < num_results
+            or [result.step for result in results] != [plan.step for plan in answered]
+            or [result.epoch for result in results] != [plan.epoch for plan in answered]
+            or not all(map(lt, taken.places, _places_of_results(taken)[num_before:]))
+            or (num_results < len(events) and any(isinstance(event, WorkerGone | WorkerAttached) for event in events))
+        ):
+            return None
+        following = [*plans[1 : num_results + 1], *answered[-1:]][:num_results]
+        kinds = bytearray([_PLAIN]) * num_results
+        for index in _unusual(results, answered):
+            kinds[index] = _kind_of(results[index], answered[index])
+        if kinds.count(_PLAIN) < num_results:
+            plain = [index for index, kind in enumerate(kinds) if kind == _PLAIN]
+            results, answered = [results[index] for index in plain], [answered[index] for index in plain]
+            following = [following[index] for index in plain]
+        if not all_as_expected(answered, results, following):
+            return None
+        encoded = [data for _, data in self.in_flight] + taken.encoded
+        self.in_flight = deque(zip(plans[num_results:], encoded[num_results:], strict=True))
+        return kinds
 
-    def _pack_events(
-        self, calls: Sequence[Call], planned: Sequence[Planned], batch: _Batch, *, is_careful: bool
-    ) -> None:
-        in_flight, add_count, add_kind = self.in_flight, batch.counts.append, batch.kinds.append
-        add_plain, add_usual, add_plan = batch.plain.append, batch.usual.append, batch.usual_plans.append
-        plans = iter(planned)
-        index, plan, encoded = next(plans, _NO_PLAN)
-        for place, (now_ns, events) in enumerate(calls):
+    def _kinds_one_by_one(self, taken: Taken) -> bytearray:
+        """Of each result its kind, whatever happened."""
+        kinds = bytearray()
+        made = dict(zip(taken.places, zip(taken.plans, taken.encoded, strict=True), strict=True))
+        for place, events in enumerate(taken.events):
             for event in events:
-                if type(event) is StepResult:
-                    if in_flight and not is_careful and _is_usual(event, in_flight[0][0]):
-                        add_kind(_PLAIN)
-                        add_plain((now_ns, event))
-                        add_usual(event)
-                        add_plan(in_flight.popleft()[0])
-                        continue
-                    add_kind(self._pack_result(event, now_ns, batch))
-                else:
-                    add_kind(_WHOLE)
-                    batch.events.append(event)
-                    if isinstance(event, WorkerGone | WorkerAttached):
-                        in_flight.clear()
-            if place != index:
-                add_count(2 * len(events))
-                continue
-            add_count(2 * len(events) + 1)
-            assert plan is not None
-            in_flight.append((plan, encoded))
-            index, plan, encoded = next(plans, _NO_PLAN)
-
-    def _pack_result(self, result: StepResult, now_ns: int, batch: _Batch) -> int:
-        """Put it where it belongs; its kind."""
-        plan = take_plan(self.in_flight, result)
-        if plan is None or result.outcome is not _DONE or (result.runs, result.positions) != expected_rows(plan):
-            batch.events.append(result)
-            return _WHOLE
-        if _has_only_tokens(result):
-            batch.plain.append((now_ns, result))
-            return _PLAIN
-        batch.events.append(msgspec.structs.replace(result, runs=b"", positions=b""))
-        return _STRIPPED
+                if isinstance(event, StepResult):
+                    plan = take_plan(self.in_flight, event)
+                    kinds.append(_WHOLE if plan is None else _kind_of(event, plan))
+                elif isinstance(event, WorkerGone | WorkerAttached):
+                    self.in_flight.clear()
+            if place in made:
+                self.in_flight.append(made[place])
+        return kinds
 
 
-def _is_usual(result: StepResult, plan: StepPlan) -> bool:
-    """A plain result of this plan, of which each row samples and none has drafts. Its positions were not compared."""
-    return (
-        result.runs == plan.runs
-        and result.step == plan.step
-        and result.epoch == plan.epoch
-        and result.outcome is _DONE
-        and not plan.num_drafts
-        and b"\0" not in plan.samples
-        and _has_only_tokens(result)
-    )
+def _int64s(values: list[int]) -> bytes:
+    return array("q", values).tobytes()
 
 
-def _has_only_tokens(result: StepResult) -> bool:
-    return not (
+def _places_of_results(taken: Taken) -> Sequence[int]:
+    """Of each result, which call got it."""
+    return [place for place, events in enumerate(taken.events) for event in events if type(event) is StepResult]
+
+
+def _unusual(results: Sequence[StepResult], plans: Sequence[StepPlan]) -> list[int]:
+    """Indexes of the results that have more than tokens, or whose plan has drafts or rows that do not sample, or other
+    runs. The positions are not compared."""
+    has_skips = b"\0" in b"".join([plan.samples for plan in plans])
+    return [
+        index
+        for index, (result, plan) in enumerate(zip(results, plans, strict=True))
+        if result.runs != plan.runs
+        or plan.num_drafts
+        or (has_skips and b"\0" in plan.samples)
+        or result.outcome is not _DONE
+        or result.num_sampled
+        or result.logprob_rows
+        or result.prompt_logprobs
+        or result.logprobs
+        or result.top_ids
+        or result.top_logprobs
+        or result.error
+    ]
+
+
+def _kind_of(result: StepResult, plan: StepPlan) -> int:
+    """How the result of this plan is kept."""
+    if result.outcome is not _DONE or (result.runs, result.positions) != expected_rows(plan):
+        return _WHOLE
+    has_more = (
         result.num_sampled
         or result.logprob_rows
         or result.prompt_logprobs
@@ -155,26 +169,25 @@ def _has_only_tokens(result: StepResult) -> bool:
         or result.top_logprobs
         or result.error
     )
+    return _STRIPPED if has_more else _PLAIN
 
 
-_NO_PLAN: tuple[int, StepPlan | None, bytes] = (-1, None, b"")
-
-
-class _Batch:
-    """The columns of `Calls` while they grow."""
-
-    __slots__ = ("counts", "events", "kinds", "plain", "usual", "usual_plans")
-
-    def __init__(self) -> None:
-        self.counts: list[int] = []
-        self.kinds = bytearray()
-        self.events: list[Event] = []
-        self.plain: list[tuple[int, StepResult]] = []
-        """With the time of the call that got it."""
-        self.usual: list[StepResult] = []
-        """Plain ones whose positions are still to be compared, all at once."""
-        self.usual_plans: list[StepPlan] = []
-        """Theirs."""
+def _sorted(events: Sequence[Event], result_kinds: bytes) -> tuple[bytearray, list[StepResult], list[Event]]:
+    """Kinds of all events; the results that are plain; what stands in `Calls.events`."""
+    kinds = bytearray(len(events))
+    plain: list[StepResult] = []
+    others: list[Event] = []
+    next_kind = iter(result_kinds).__next__
+    for index, event in enumerate(events):
+        if type(event) is not StepResult:
+            others.append(event)
+            continue
+        kinds[index] = kind = next_kind()
+        if kind == _PLAIN:
+            plain.append(event)
+        else:
+            others.append(event if kind == _WHOLE else replace(event, runs=b"", positions=b""))
+    return kinds, plain, others
 
 
 def take_plan(in_flight: deque[tuple[StepPlan, bytes]], result: StepResult) -> StepPlan | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from ..mailbox.messages.steps import StepPlan
+from ..mailbox.messages.steps import StepPlan, StepResult
 
 
 def expected_rows(plan: StepPlan) -> tuple[bytes, bytes]:
@@ -16,10 +18,19 @@ def expected_rows(plan: StepPlan) -> tuple[bytes, bytes]:
     return np.frombuffer(plan.runs, "<i8")[samples].tobytes(), ends[samples].astype("<i4").tobytes()
 
 
-def all_as_expected(plans: list[StepPlan], positions: list[bytes]) -> bool:
-    """The positions are those of the plans, of which each row samples and none has drafts."""
-    if not plans:
+def all_as_expected(plans: Sequence[StepPlan], results: Sequence[StepResult], following: Sequence[StepPlan]) -> bool:
+    """The results have the positions of their plans, of which each row samples and none has drafts.
+
+    `following`: of each plan one after it, or itself; its rows go on where the plan's ended if it has the same runs.
+    """
+    unsure = [
+        (plan, result)
+        for plan, result, after in zip(plans, results, following, strict=True)
+        if after.starts != result.positions or after.runs != plan.runs or after is plan
+    ]
+    if not unsure:
         return True
-    starts = np.frombuffer(b"".join([plan.starts for plan in plans]), "<i4")
-    num_tokens = np.frombuffer(b"".join([plan.num_tokens for plan in plans]), "<i4")
-    return bool((starts + num_tokens).astype("<i4", copy=False).tobytes() == b"".join(positions))
+    starts = np.frombuffer(b"".join([plan.starts for plan, _ in unsure]), "<i4")
+    num_tokens = np.frombuffer(b"".join([plan.num_tokens for plan, _ in unsure]), "<i4")
+    positions = b"".join([result.positions for _, result in unsure])
+    return (starts + num_tokens).astype("<i4", copy=False).tobytes() == positions

@@ -5,7 +5,7 @@ scheduler, then `Calls` and `Checked` in the order in which they happened.
 
 A `StepResult` is mostly known beforehand: its epoch and step are those of the oldest plan in flight, its runs and
 positions what that plan asked for. Where this is so they are left out, and filled in again from the plan that the
-replayed scheduler makes. So a step costs some 30 bytes and its token ids.
+replayed scheduler makes. So a step costs some 50 bytes and its token ids.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from ..scheduling.events import Event
 
-VERSION = 1
+VERSION = 2
 """Raised whenever an older reader could not read a newer file, or would read it wrongly."""
 
 
@@ -27,7 +27,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=70):
     limits: bytes
     """`SchedulerLimits` as a msgpack map."""
     now_ns: int
-    """Time base: the first call's time is given from here, by the clock of `Scheduler.step`."""
+    """When the file began, by the clock of `Scheduler.step`."""
     wall_ns: int
     """Nanoseconds since 1970 at that time."""
     run: bytes
@@ -63,24 +63,26 @@ class EventKind(IntEnum):
 class Calls(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=72):
     """Calls of `Scheduler.step`, n of them with p plans made and k plain results: columns."""
 
-    now_ns: list[int]
-    """[n] since the call before."""
-    counts: list[int]
-    """[n] 2 * number of events, + 1 if a plan was made."""
+    now_ns: bytes
+    """int64 [n]"""
+    num_events: list[int]
+    """[n]"""
     kinds: bytes
     """One `EventKind` an event."""
     events: list[Event]
     """Those that are not plain."""
-    start_ns: list[int]
-    """[k] from the call's `now_ns`, so mostly negative."""
-    run_ns: list[int]
-    """[k] `end_ns - start_ns`"""
+    start_ns: bytes
+    """int64 [k]"""
+    end_ns: bytes
+    """int64 [k]"""
     num_plans_waiting: list[int]
     """[k]"""
     token_ids: list[bytes]
     """[k] int32"""
+    plan_calls: list[int]
+    """[p]: which of the calls made the plan, rising."""
     crcs: bytes
-    """uint32 [p]: CRC-32 of the encoded plan, begun with that of the plan before."""
+    """uint32 [p]: `PlanChain.crc` behind each plan."""
     num_rows: list[int]
     """[p]"""
     num_new_rows: list[int]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -15,7 +14,7 @@ from ..scheduling.events import Event
 from ..scheduling.limits import SchedulerLimits
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.statistics import SchedulerStatistics
-from .packer import PlanChain
+from .plan_chain import PlanChain
 from .reader import JournalFile
 from .records import Calls, Checked
 from .unpacker import ReadCall, Unpacker
@@ -74,7 +73,7 @@ class Replay:
         self._make_scheduler, self._restore_scheduler = make_scheduler, restore_scheduler
         self._observers, self._until_step = observers, until_step
         self._chain = PlanChain()
-        self._unpacker = Unpacker(0)
+        self._unpacker = Unpacker()
 
     def digest(self) -> str:
         """Over all plans, in hexadecimal digits: equal for equal plans."""
@@ -102,7 +101,7 @@ class Replay:
         header = file.header
         self.now_ns = header.now_ns
         self._chain = PlanChain(header.crc, header.digest)
-        self._unpacker = Unpacker(header.now_ns)
+        self._unpacker = Unpacker()
         if file.snapshot is not None:
             self.scheduler = self._restore_scheduler(file.limits, file.snapshot.state)
             for encoded in file.snapshot.plans:
@@ -164,8 +163,8 @@ class Replay:
             if (plan is None) == (not call.has_plan):
                 return ""
             return "no plan was made now" if plan is None else "no plan had been made then"
-        self._chain.crc = zlib.crc32(_ENCODER.encode(plan), self._chain.crc)
-        return "" if self._chain.crc == call.crc else "the plans differ"
+        crc = self._chain.link(plan, _ENCODER.encode(plan))
+        return "" if crc == call.crc else "the plans differ"
 
     def _collect(self, now_ns: int) -> None:
         assert self.scheduler is not None

@@ -31,8 +31,7 @@ class ReadCall(msgspec.Struct):
 class Unpacker:
     """Gives calls back, one by one; whoever replays them tells it each plan, before it asks for the next call."""
 
-    def __init__(self, now_ns: int) -> None:
-        self._now_ns = now_ns
+    def __init__(self) -> None:
         self._in_flight: deque[tuple[StepPlan, bytes]] = deque()
 
     def planned(self, plan: StepPlan) -> None:
@@ -42,16 +41,12 @@ class Unpacker:
     def calls(self, record: Calls) -> Iterator[ReadCall]:
         """The calls of the record. Raises ValueError if a result has no plan whose fields could be filled in."""
         cursor = _Cursor(record)
-        crcs = array("I", record.crcs)
-        num_plans = 0
-        for delta_ns, count in zip(record.now_ns, record.counts, strict=True):
-            self._now_ns += delta_ns
-            events = [self._next_event(cursor) for _ in range(count >> 1)]
-            call = ReadCall(self._now_ns, events, bool(count & 1))
+        plans = zip(record.plan_calls, array("I", record.crcs), record.num_rows, record.num_new_rows, strict=True)
+        made = {place: numbers for place, *numbers in plans}
+        for place, (now_ns, num_events) in enumerate(zip(array("q", record.now_ns), record.num_events, strict=True)):
+            call = ReadCall(now_ns, [self._next_event(cursor) for _ in range(num_events)], place in made)
             if call.has_plan:
-                call.crc, call.num_rows = crcs[num_plans], record.num_rows[num_plans]
-                call.num_new_rows = record.num_new_rows[num_plans]
-                num_plans += 1
+                call.crc, call.num_rows, call.num_new_rows = made[place]
             yield call
 
     def _next_event(self, cursor: _Cursor) -> Event:
@@ -76,15 +71,14 @@ class Unpacker:
             raise ValueError("a result has no plan in flight")
         plan, _ = self._in_flight.popleft()
         runs, positions = expected_rows(plan)
-        start_ns = self._now_ns + next(cursor.start_ns)
         return StepResult(
             epoch=plan.epoch,
             step=plan.step,
             runs=runs,
             positions=positions,
             token_ids=next(cursor.token_ids),
-            start_ns=start_ns,
-            end_ns=start_ns + next(cursor.run_ns),
+            start_ns=next(cursor.start_ns),
+            end_ns=next(cursor.end_ns),
             num_plans_waiting=next(cursor.num_plans_waiting),
         )
 
@@ -95,7 +89,7 @@ class _Cursor:
     def __init__(self, record: Calls) -> None:
         self.kinds = iter(record.kinds)
         self.events = iter(record.events)
-        self.start_ns = iter(record.start_ns)
-        self.run_ns = iter(record.run_ns)
+        self.start_ns = iter(array("q", record.start_ns))
+        self.end_ns = iter(array("q", record.end_ns))
         self.num_plans_waiting = iter(record.num_plans_waiting)
         self.token_ids = iter(record.token_ids)

@@ -21,11 +21,12 @@ from ..scheduling.events import Event
 from ..scheduling.limits import SchedulerLimits
 from .files import RotatingFiles
 from .frames import frame
-from .packer import Call, Packer, PlanChain, Planned
+from .packer import Packer, Taken
+from .plan_chain import PlanChain
 from .records import Checked, Header, Record, Snapshot
 
 BATCH_CALLS = 128
-"""A step makes about two calls: the one with the result, and one more that finds nothing to plan."""
+"""About as many steps; what is said of a batch as a whole should weigh little."""
 WRITE_BYTES = 64 * 1024
 
 
@@ -48,8 +49,7 @@ class JournalWriter:
         self._limits, self._take_snapshot = msgspec.msgpack.encode(limits), take_snapshot
         self._run, self._number = os.urandom(8), 0
         self._packer = Packer(now_ns)
-        self._calls: list[Call] = []
-        self._planned: list[Planned] = []
+        self._taken = Taken()
         self._buffer = bytearray()
         self._files = RotatingFiles(stem, max_bytes)
         try:
@@ -64,15 +64,20 @@ class JournalWriter:
 
     @property
     def has_unwritten(self) -> bool:
-        return bool(self._calls or self._buffer)
+        return bool(self._taken.now_ns or self._buffer)
 
     def take(self, now_ns: int, events: Sequence[Event]) -> None:
         """`Scheduler.step` is called with these; `events` must not be changed afterwards."""
-        self._calls.append((now_ns, events))
+        taken = self._taken
+        taken.now_ns.append(now_ns)
+        taken.events.append(events)
 
     def planned(self, plan: StepPlan, encoded: bytes) -> None:
         """The last call made this plan."""
-        self._planned.append((len(self._calls) - 1, plan, encoded))
+        taken = self._taken
+        taken.places.append(len(taken.now_ns) - 1)
+        taken.plans.append(plan)
+        taken.encoded.append(encoded)
 
     def checked(self) -> None:
         """`Scheduler.check_integrity` was called."""
@@ -81,7 +86,7 @@ class JournalWriter:
 
     def write_due(self) -> None:
         """Pack and write if there is enough of it; the scheduler is between two calls."""
-        if len(self._calls) >= BATCH_CALLS:
+        if len(self._taken.now_ns) >= BATCH_CALLS:
             self._pack()
             if len(self._buffer) >= WRITE_BYTES:
                 self._write()
@@ -98,9 +103,11 @@ class JournalWriter:
         self._files.close()
 
     def _pack(self) -> None:
-        if self._calls and self.failure is None:
-            self._add(self._packer.pack(self._calls, self._planned))
-        self._calls, self._planned = [], []
+        taken = self._taken
+        if taken.now_ns:
+            self._taken = Taken()
+            if self.failure is None:
+                self._add(self._packer.pack(taken))
 
     def _add(self, record: Record) -> None:
         self._buffer += frame(record)
@@ -143,4 +150,4 @@ class JournalWriter:
 
     def _fail(self, error: OSError) -> None:
         self.failure = error.strerror or str(error)
-        self._calls, self._planned, self._buffer = [], [], bytearray()
+        self._taken, self._buffer = Taken(), bytearray()

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from hashlib import sha256
 
 ROOT_KEY = bytes(32)
@@ -54,11 +53,6 @@ class BlockKeys:
                 parent = sha256(parent + extra + tokens[at : at + 4 * size]).digest()
                 keys.append(parent)
         return keys
-
-    @property
-    def known(self) -> Sequence[bytes]:
-        """Those that were asked for up to now."""
-        return self._keys
 
     def forget_from(self, num_tokens: int) -> None:
         """Tokens from this position on may become others."""

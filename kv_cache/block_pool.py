@@ -110,10 +110,6 @@ class BlockPool:
         """Of these blocks, those that exactly so many requests and transfers hold."""
         return list(map(self._ref_cnt.__getitem__, blocks)).count(num_users)
 
-    def has_key(self, key: bytes) -> bool:
-        """Some block can be found by it."""
-        return key in self._block_by_key
-
     def forget_keys(self) -> None:
         """Empty the prefix cache: no block can be hit any more. Owners are not touched."""
         self._keys = [None] * self.num_blocks

@@ -10,6 +10,7 @@ from .next_in_line import next_in_line
 from .plan_builder import PlanBuilder
 from .policy_views import AdmissionView, RunningCounts
 from .request import Request
+from .row_arrays import RowArrays
 from .state import SchedulerState
 from .wait_clock import WaitCause
 
@@ -27,8 +28,6 @@ def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> WaitCause | None:
             return None
         if not plan.can_place(request):
             return WaitCause.BUDGET
-        if _is_still_blocked(state, request, plan.budget):
-            return WaitCause.BLOCKS
         cached = request.block_ids or state.cached_blocks(request)
         if num_loadable(state, request) > len(cached) * state.limits.block_size:
             if not _has_room(state, request, 0, num_loadable(state, request)):
@@ -37,7 +36,6 @@ def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> WaitCause | None:
             continue
         num_tokens = _allocate(state, plan, request, cached)
         if not num_tokens:
-            state.blocked.note(request, cached)
             return WaitCause.BLOCKS
         _count_admission(state, request)
         state.start(request)
@@ -75,19 +73,6 @@ def _allocate(state: SchedulerState, plan: PlanBuilder, request: Request, cached
     return num_tokens
 
 
-def _is_still_blocked(state: SchedulerState, request: Request, budget: int) -> bool:
-    """There is no room even if the cache has all that it had of it when there was none the last time. Not asked of a
-    request that may be served in another way: by what is loaded for it, or without the cache."""
-    if request.block_ids or request.num_remote_tokens or request.prompt_logprobs is not None:
-        return False
-    cached = state.blocked.most_cached(state.pool, request)
-    if cached is None:
-        return False
-    num_cached = len(cached) * state.limits.block_size
-    num_tokens = min(request.num_tokens - num_cached, state.limits.max_chunk, budget)
-    return not _has_room(state, request, num_cached, num_tokens, state.pool.count_users(cached, 0))
-
-
 def _has_room(
     state: SchedulerState, request: Request, num_cached: int, num_tokens: int, num_free_cached: int = 0
 ) -> bool:
@@ -96,13 +81,16 @@ def _has_room(
     `num_free_cached`: free blocks that it shares, and which so are not free for anything else.
     """
     limits = state.limits
-    rows, arrays = state.rows.in_order(), state.rows
-    num_tokens_of, max_total = arrays.num_tokens[rows].astype(np.int64), arrays.max_total[rows].astype(np.int64)
-    counts = RunningCounts(num_tokens_of, arrays.num_places[rows].astype(np.int64) // limits.block_size, max_total)
-    view = AdmissionView(limits.block_size, limits.num_blocks, counts, state.estimate)
+    view = AdmissionView(limits.block_size, limits.num_blocks, lambda: _running_counts(state.rows), state.estimate)
     num_wanted = state.policies.blocks_wanted(request, num_cached, num_tokens, view)
     num_kept = limits.watermark_blocks if state.running else 0
     return state.pool.num_free - num_free_cached - num_wanted >= num_kept
+
+
+def _running_counts(arrays: RowArrays) -> RunningCounts:
+    rows = arrays.in_order()
+    num_tokens, max_total = arrays.num_tokens[rows].astype(np.int64), arrays.max_total[rows].astype(np.int64)
+    return RunningCounts(num_tokens, arrays.num_places[rows].astype(np.int64) // arrays.block_size, max_total)
 
 
 def _count_admission(state: SchedulerState, request: Request) -> None:

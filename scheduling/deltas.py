@@ -6,7 +6,7 @@ knows. Only what says more (log-probabilities, the end, a resume) is an object.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 import msgspec
@@ -184,10 +184,13 @@ class Outbox:
         """The request is not served."""
         self._refused.setdefault(tokenizer, []).append(refused)
 
-    def collect(self, blocked: Container[str] = ()) -> Outgoing:
+    def collect(self, find: Callable[[str, int], Request | None], blocked: Container[str] = ()) -> Outgoing:
         """Everything unsent but the deltas for tokenizers in `blocked`, and what would make a message too large; it
-        counts as sent from now on."""
-        self._absorb_into_deltas()
+        counts as sent from now on. `find`: the live request with this id and choice."""
+        for key in self._deltas:  # a request with a delta has all its unsent tokens in it
+            request = find(*key)
+            if request is not None:
+                self.absorb(request)
         has_more, by_tokenizer = self._choose_deltas(blocked)
         messages = {name: _message(deltas) for name, deltas in by_tokenizer.items()}
         for name, rows in self._unsent_rows():
@@ -196,15 +199,6 @@ class Outbox:
         outgoing = Outgoing(messages, self._refused, has_more)
         self._refused = {}
         return outgoing
-
-    def _absorb_into_deltas(self) -> None:
-        """A request with a delta has all its unsent tokens in it."""
-        if self._deltas:
-            for row in self._unsent():
-                key = (self._request_ids[row], int(self._choices[row]))
-                request = self._rows.requests[row]
-                if key in self._deltas and request is not None:
-                    self.absorb(request)
 
     def _choose_deltas(self, blocked: Container[str]) -> tuple[bool, dict[str, list[_Delta]]]:
         """Take out what goes now, by tokenizer; True if something is left for a message of its own."""
@@ -277,7 +271,7 @@ class Outbox:
         )
 
     def _heads_of(self, rows: RowIndexes) -> _Heads:
-        if self._heads is None or self._heads.rows is not rows:
+        if self._heads is None or not (self._heads.rows is rows or np.array_equal(self._heads.rows, rows)):
             ids = self._request_ids
             self._heads = _Heads(
                 rows,

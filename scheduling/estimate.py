@@ -51,7 +51,7 @@ def blocks_wanted(request: Request, num_cached_tokens: int, num_first_tokens: in
     When nothing runs it is capped at the pool, so it is admitted into an empty one.
     """
     del num_first_tokens  # among the known ones
-    running, size, share_ppm = view.running, view.block_size, view.estimate.share_ppm
+    running, size, share_ppm = view.running(), view.block_size, view.estimate.share_ppm
     num_reckoned = np.clip(running.max_total - running.num_tokens, 0, MAX_OUTPUT)
     num_expected = running.num_tokens + np.maximum(1, -(-num_reckoned * share_ppm // ONE_PPM))
     num_lacking = np.maximum(0, -(-num_expected // size) - running.num_blocks)

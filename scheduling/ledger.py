@@ -18,16 +18,22 @@ from copy import copy
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
-from ..mailbox.messages.requests import PreemptionRecord, RequestLedger
+from msgspec.structs import replace
+
+from ..mailbox.messages.requests import RequestLedger
 from .draft_counts import DraftCounts
 from .ended_ledgers import EndedLedgers
 from .limits import SchedulerLimits
-from .live_ledger import MAX_RECORDS, LiveLedger, Phase
+from .live_ledger import LiveLedger, Phase
 from .request import Request, RequestKey, RequestState
 from .row_arrays import Int32s, RowIndexes
 from .wait_clock import LINE_CAUSES, WaitCause, WaitClock
 
 PreemptionCause = Literal["blocks", "worker", "step_failed", "trial", "resume"]
+MAX_CHOICES = 128
+"""Choices of a request that are told in one answer."""
+MAX_EXPLAINED_RECORDS = 1024
+"""Chunks, and preemptions, that are told in one answer, shared out to its choices: with all else it is below 64 KiB."""
 _MIN_STALE = 64
 """Entries of requests that left the line, beyond as many as stand in it, that are not worth a sweep."""
 
@@ -101,9 +107,7 @@ class LedgerBook:
 
     def chunk(self, request: Request, num_tokens: int) -> None:
         """A plan computes positions of it, in a step before those that compute its last known token alone."""
-        chunks = self._live[request.key].chunks
-        if len(chunks) < MAX_RECORDS:
-            chunks.append(num_tokens)
+        self._live[request.key].chunk(num_tokens)
 
     def count_drafts(self, rows: RowIndexes, num_drafts: Int32s, num_accepted: Int32s) -> None:
         """int32 [n] each: what a result says of the drafts of rows whose runs go on."""
@@ -112,8 +116,7 @@ class LedgerBook:
     def preempt(self, request: Request, cause: PreemptionCause, step: int) -> None:
         """It loses its row and is in line; `step` is the next to be planned."""
         ledger = self._leave(request)
-        if len(ledger.preemptions) < MAX_RECORDS:
-            ledger.preemptions.append(PreemptionRecord(step, cause, request.num_computed_tokens))
+        ledger.preempt(step, cause, request.num_computed_tokens)
         self._enter_line(ledger)
 
     def end(self, request: Request, state: RequestState) -> None:
@@ -125,20 +128,34 @@ class LedgerBook:
     # Questions
 
     def explain(self, request_id: str, live: Iterable[Request], now_ns: int) -> tuple[RequestLedger, ...]:
-        """Every choice of a request that is known, in order; `live` are those that have not ended. Changes nothing.
+        """The choices of a request that are known, in order; `live` are those that have not ended. Changes nothing.
 
-        `now_ns` may be later than the last step.
+        `now_ns` may be later than the last step. No more than a message holds: of many choices the first MAX_CHOICES,
+        with fewer of their records.
         """
         now_ns = max(now_ns, self._clock.now_ns)
-        choices = self._ended.of_request(request_id)
-        for request in live:
-            ledger = copy(self._live[request.key])
-            ledger.waited_ns = dict(ledger.waited_ns)
-            ledger.settle(self._clock, now_ns)
-            if ledger.is_running:
-                self._count_run(ledger, request, self._drafts.of_row(self._row(request)))
-            choices[request.key[1]] = ledger.told(request, request.state, self._clock.cause)
-        return tuple(choices[choice] for choice in sorted(choices))
+        ended, requests = self._ended.of_request(request_id), {request.key[1]: request for request in live}
+        known = sorted(ended.keys() | requests.keys())
+        told = known[:MAX_CHOICES]
+        most = MAX_EXPLAINED_RECORDS // max(1, len(told))
+        ledgers = (self._told(requests[choice], now_ns) if choice in requests else ended[choice] for choice in told)
+        return tuple(
+            replace(
+                ledger,
+                chunks=ledger.chunks[:most],
+                preemptions=ledger.preemptions[:most],
+                num_choices_left_out=len(known) - len(told),
+            )
+            for ledger in ledgers
+        )
+
+    def _told(self, request: Request, now_ns: int) -> RequestLedger:
+        ledger = copy(self._live[request.key])
+        ledger.waited_ns = dict(ledger.waited_ns)
+        ledger.settle(self._clock, now_ns)
+        if ledger.is_running:
+            self._count_run(ledger, request, self._drafts.of_row(self._row(request)))
+        return ledger.told(request, request.state, self._clock.cause)
 
     def check_integrity(self, live: Iterable[RequestKey]) -> None:
         """Assert that exactly the live requests have a ledger that goes on."""

@@ -39,7 +39,9 @@ class LiveLedger:
         "is_passed",
         "line_entry",
         "num_accepted_tokens",
+        "num_chunks",
         "num_draft_tokens",
+        "num_preemptions",
         "num_recomputed_tokens",
         "num_start_tokens",
         "phase",
@@ -69,6 +71,8 @@ class LiveLedger:
         self.prefill_ns = self.decode_ns = 0
         self.chunks: list[int] = []
         self.preemptions: list[PreemptionRecord] = []
+        self.num_chunks = self.num_preemptions = 0
+        """With those that are not kept one by one."""
         self.num_start_tokens = 0
         """Positions that were found in the cache, or loaded, when its run began."""
         self.computed: list[tuple[int, int]] = []
@@ -96,6 +100,18 @@ class LiveLedger:
         else:
             self.waited_ns[self.phase] += elapsed_ns
         self.since_ns = now_ns
+
+    def chunk(self, num_tokens: int) -> None:
+        """A plan computes a chunk of it."""
+        self.num_chunks += 1
+        if len(self.chunks) < MAX_RECORDS:
+            self.chunks.append(num_tokens)
+
+    def preempt(self, step: int, cause: str, num_lost_tokens: int) -> None:
+        """It lost its row."""
+        self.num_preemptions += 1
+        if len(self.preemptions) < MAX_RECORDS:
+            self.preemptions.append(PreemptionRecord(step, cause, num_lost_tokens))
 
     def count_run(self, num_computed_tokens: int) -> None:
         """The run that computed positions up to here is over, or is looked at."""
@@ -131,6 +147,8 @@ class LiveLedger:
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
             waits_for="" if line_cause is None else self._reason(line_cause),
+            num_chunks=self.num_chunks,
+            num_preemptions=self.num_preemptions,
         )
 
     def _told(self, cause: WaitCause) -> WaitCause:

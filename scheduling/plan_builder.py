@@ -45,6 +45,7 @@ class PlanBuilder:
         self._arrays = rows
         self._plan_tokens_left = limits.plan_tokens
         self._shares: list[Share] = []
+        self._has_drafts = False
         self._new_rows: list[NewRow] = []
         self._block_rows = self._block_ids = b""
 
@@ -59,6 +60,7 @@ class PlanBuilder:
         self.budget -= int(np.add.reduce(share.num_tokens))
         assert self.budget >= 0, "a plan has more tokens than its budget"
         self._shares.append(share)
+        self._has_drafts |= share.num_drafts is not None
         arrays.num_computed[rows] = share.starts + share.num_tokens
         arrays.num_expected[rows] += share.samples
 
@@ -103,25 +105,20 @@ class PlanBuilder:
         shares = self._shares
         rows = _joined([share.rows for share in shares])
         samples = _joined([share.samples for share in shares])
-        runs = self._arrays.run[rows]
-        run_bytes = runs.tobytes()
+        row_bytes, run_bytes = self._arrays.bytes_of(rows)
         num_drafts: Int32s | None = None
-        draft_ids: list[int] = []
-        if any(share.num_drafts is not None for share in shares):
-            zeros = [
-                np.zeros(len(share.rows), np.int32) if share.num_drafts is None else share.num_drafts
-                for share in shares
-            ]
-            num_drafts = _joined(zeros)
-            draft_ids = [token_id for share in shares for token_id in share.draft_ids]
+        draft_ids = b""
+        if self._has_drafts:
+            num_drafts = _joined([_drafts_of(share) for share in shares])
+            draft_ids = np.array([token_id for share in shares for token_id in share.draft_ids], np.int32).tobytes()
         requests = shares[0].requests if len(shares) == 1 else [r for share in shares for r in share.requests]
         plan = StepPlan(
             epoch=epoch,
             step=step,
             now_ns=now_ns,
             new_rows=self._new_rows,
-            removed_rows=np.array(removed_rows, dtype="<i4").tobytes(),
-            rows=rows.astype("<i4").tobytes(),
+            removed_rows=np.array(removed_rows, np.int32).tobytes() if removed_rows else b"",
+            rows=row_bytes,
             runs=run_bytes,
             starts=_joined([share.starts for share in shares]).tobytes(),
             num_tokens=_joined([share.num_tokens for share in shares]).tobytes(),
@@ -130,14 +127,18 @@ class PlanBuilder:
             block_ids=self._block_ids,
             is_fresh=is_fresh,
             num_drafts=b"" if num_drafts is None else num_drafts.tobytes(),
-            draft_ids=np.array(draft_ids, dtype="<i4").tobytes(),
+            draft_ids=draft_ids,
         )
+        num_changes = self._arrays.num_changes
         if np.count_nonzero(samples) == len(samples):
-            planned = PlannedStep(step, run_bytes, requests, rows, run_bytes, num_drafts)
-        else:
-            drafts = None if num_drafts is None else num_drafts[samples]
-            planned = PlannedStep(step, run_bytes, requests, rows[samples], runs[samples].tobytes(), drafts)
-        return plan, planned
+            return plan, PlannedStep(step, run_bytes, requests, rows, run_bytes, num_changes, num_drafts)
+        drafts = None if num_drafts is None else num_drafts[samples]
+        yielding_runs = self._arrays.run[rows[samples]].tobytes()
+        return plan, PlannedStep(step, run_bytes, requests, rows[samples], yielding_runs, num_changes, drafts)
+
+
+def _drafts_of(share: Share) -> Int32s:
+    return np.zeros(len(share.rows), np.int32) if share.num_drafts is None else share.num_drafts
 
 
 def _joined(arrays: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:

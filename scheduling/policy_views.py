@@ -92,7 +92,8 @@ class AdmissionView(NamedTuple):
 
     block_size: int
     num_blocks: int
-    running: RunningCounts
+    running: Callable[[], RunningCounts]
+    """Counts them: a rule that does not look at who runs does not pay for it."""
     estimate: Estimate
 
 

@@ -100,6 +100,9 @@ class RowArrays:
         self._by_rank: RowIndexes | None = None
         self._requests_of: tuple[RowIndexes, list[Request]] | None = None
         """Of one of these two, the requests."""
+        self._bytes_of: tuple[RowIndexes, bytes, bytes] | None = None
+        self.num_changes = 0
+        """Rows taken and given back."""
 
     @property
     def num_free(self) -> int:
@@ -111,7 +114,7 @@ class RowArrays:
         row = heappop(self._free)
         self.requests[row] = request
         self.run[row] = run
-        self._in_order = self._by_rank = self._requests_of = None
+        self._forget_order()
         return row
 
     def give_back(self, row: int) -> None:
@@ -122,7 +125,7 @@ class RowArrays:
         self.set_prefilling(row, False)
         heappush(self._free, row)
         self._removed.append(row)
-        self._in_order = self._by_rank = self._requests_of = None
+        self._forget_order()
 
     def set_drafts(self, row: int, num_drafts: int) -> None:
         """So many drafts of the row are to be planned."""
@@ -155,6 +158,17 @@ class RowArrays:
         if self._requests_of is None or self._requests_of[0] is not rows:
             self._requests_of = rows, self._of(rows)
         return self._requests_of[1]
+
+    def bytes_of(self, rows: RowIndexes) -> tuple[bytes, bytes]:
+        """(int32 rows, int64 runs) of rows that are in use, as a plan tells them."""
+        last = self._bytes_of
+        if last is None or last[0] is not rows:
+            last = self._bytes_of = (rows, rows.astype(np.int32).tobytes(), self.run[rows].tobytes())
+        return last[1], last[2]
+
+    def _forget_order(self) -> None:
+        self._in_order = self._by_rank = self._requests_of = self._bytes_of = None
+        self.num_changes += 1
 
     def _field(self, name: str) -> Int32s:
         field: Int32s = self.table[FIELDS.index(name)]

@@ -107,7 +107,7 @@ class Scheduler:
 
         The tokens for tokenizers in `blocked` stay here, and later ones merge into them.
         """
-        outgoing = self._state.outbox.collect(blocked)
+        outgoing = self._state.outbox.collect(self._state.find, blocked)
         loads = self._state.transfers.drain_unsent(self._state.steps.num_ended)
         return structs.replace(outgoing, loads=loads) if loads else outgoing
 

@@ -41,6 +41,8 @@ class SavedLedger(msgspec.Struct, frozen=True, array_like=True, gc=False):
     decode_ns: int
     chunks: list[int]
     preemptions: list[PreemptionRecord]
+    num_chunks: int
+    num_preemptions: int
     num_start_tokens: int
     computed: list[tuple[int, int]]
     num_recomputed_tokens: int

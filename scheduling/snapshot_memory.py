@@ -47,6 +47,7 @@ class SavedRows(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tail: bytes
     free: list[int]
     removed: list[int]
+    num_changes: int
 
 
 class SavedStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -59,6 +60,7 @@ class SavedStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     yielding_rows: bytes
     """intp [k]"""
     yielding_runs: bytes
+    num_changes: int
     num_drafts: bytes | None
     """int32 [k]"""
     has_successor: bool | None
@@ -113,6 +115,7 @@ def save_steps(steps: StepLog, table: RequestTable) -> SavedSteps:
             table.numbers(step.requests),
             step.yielding_rows.tobytes(),
             step.yielding_runs,
+            step.num_changes,
             None if step.num_drafts is None else step.num_drafts.tobytes(),
             step.has_successor,
         )
@@ -133,6 +136,7 @@ def _restored_step(saved: SavedStep, requests: Sequence[Request]) -> PlannedStep
         [requests[number] for number in saved.requests],
         np.frombuffer(saved.yielding_rows, np.intp),
         saved.yielding_runs,
+        saved.num_changes,
         None if saved.num_drafts is None else np.frombuffer(saved.num_drafts, np.int32),
     )
     step.runs, step.has_successor = saved.runs, saved.has_successor

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.prefix_cache import find_prefix, register_full_blocks
-from .blocked import BlockedRequest
 from .counters import Counters
 from .deadlines import Deadlines
 from .deltas import Outbox
@@ -66,7 +65,6 @@ class SchedulerState:
         self.transfers = Transfers()
         self.estimate = START
         """Of the output that is still to come, for the admission rule of that name."""
-        self.blocked = BlockedRequest()
         self.verdicts: dict[RequestKey, tuple[int, str]] = {}
         """Of requests that ended as culprits: until when (by `now_ns`) a resume of it is answered with the sentence."""
         self.orphans: dict[RequestKey, int] = {}

@@ -14,12 +14,23 @@ from .row_arrays import Int32s, RowIndexes
 class PlannedStep:
     """A step whose plan was published, with its n rows in plan order.
 
+    `num_changes`: rows taken and given back before it, as `RowArrays` counts them.
+
     `runs`: int64 bytes [n], as in the plan; None once it failed or was not run. `yielding_rows`, `yielding_runs`: the k
     rows of which a token is expected. `num_drafts`: [k]; None without any. `has_successor` is None until the result is
     in.
     """
 
-    __slots__ = ("has_successor", "num_drafts", "requests", "runs", "step", "yielding_rows", "yielding_runs")
+    __slots__ = (
+        "has_successor",
+        "num_changes",
+        "num_drafts",
+        "requests",
+        "runs",
+        "step",
+        "yielding_rows",
+        "yielding_runs",
+    )
 
     def __init__(
         self,
@@ -28,11 +39,13 @@ class PlannedStep:
         requests: Sequence[Request],
         yielding_rows: RowIndexes,
         yielding_runs: bytes,
+        num_changes: int,
         num_drafts: Int32s | None = None,
     ) -> None:
         self.step, self.requests = step, requests
         self.runs: bytes | None = runs
         self.yielding_rows, self.yielding_runs, self.num_drafts = yielding_rows, yielding_runs, num_drafts
+        self.num_changes = num_changes
         self.has_successor: bool | None = None
 
 

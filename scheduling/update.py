@@ -95,11 +95,15 @@ def _find_tokens(state: SchedulerState, planned: PlannedStep, result: StepResult
         raise ProtocolViolation(
             f"result of step {result.step} has {len(runs)} runs, {len(positions)} positions, {len(token_ids)} tokens"
         )
+    if counts is not None and np.count_nonzero(counts < 1):
+        raise ProtocolViolation(f"result of step {result.step} has a row with {counts.min()} tokens; each has one")
     rows, num_drafts = planned.yielding_rows, planned.num_drafts
     if result.runs != planned.yielding_runs:
         rows, num_drafts = _rows_of(planned, runs, result.step)
     firsts = None if counts is None else (np.cumsum(counts) - counts).astype(np.int32)
-    first_token_ids = token_ids if firsts is None else token_ids[np.minimum(firsts, max(0, len(token_ids) - 1))]
+    first_token_ids = token_ids if firsts is None else token_ids[firsts]
+    if planned.num_changes == state.rows.num_changes:
+        return _Tokens(rows, positions, first_token_ids, firsts, counts, num_drafts, token_ids)
     is_live = state.rows.run[rows] == runs
     if np.count_nonzero(is_live) == len(rows):
         return _Tokens(rows, positions, first_token_ids, firsts, counts, num_drafts, token_ids)
@@ -130,7 +134,7 @@ def _check_positions(state: SchedulerState, found: _Tokens, num_tokens: Int32s) 
     is_wrong = found.positions != num_tokens
     if found.counts is not None:
         num_drafts = 0 if found.num_drafts is None else found.num_drafts
-        is_wrong |= (found.counts < 1) | (found.counts > num_drafts + 1)
+        is_wrong |= found.counts > num_drafts + 1
     if np.count_nonzero(is_wrong):
         i = int(is_wrong.argmax())
         request = state.rows.requests[found.rows[i]]

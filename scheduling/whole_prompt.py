@@ -15,7 +15,7 @@ def blocks_wanted(request: Request, num_cached_tokens: int, num_first_tokens: in
     As far as the pool has so many, so it is admitted when nothing runs.
     """
     num_blocks = blocks_of_all(request, num_cached_tokens, num_first_tokens, view)
-    running = view.running
+    running = view.running()
     num_blocks += int(np.maximum(0, -(-running.num_tokens // view.block_size) - running.num_blocks).sum())
     return min(num_blocks, view.num_blocks - blocks_for(num_cached_tokens, view.block_size))
 

@@ -15,6 +15,9 @@ from .request_records import RequestRecord, RequestRecords
 from .service_endpoints import json_response
 from .tenants import ANY
 
+MAX_PROMPTS = 16
+"""Prompts of one request that the scheduler is asked about: a request has up to a thousand."""
+
 
 class RequestHandlers:
     """Reads the records that the generating endpoints keep, and asks the scheduler for its part."""
@@ -40,8 +43,8 @@ class RequestHandlers:
         return json_response(answer)
 
     async def _explain(self, record: RequestRecord) -> RequestObject:
-        """One prompt after the other: a request has up to a thousand, and the tokenizers have other things to do."""
-        return explained(record, [await self._frontend.explain(name) for name in record.engine_ids])
+        """One prompt after the other, and of very many the first: the scheduler has other things to do."""
+        return explained(record, [await self._frontend.explain(name) for name in record.engine_ids[:MAX_PROMPTS]])
 
     async def _ask_scheduler(self, name: str, caller: str) -> RequestObject | None:
         """Another frontend may have it; whose it is cannot be told then, so a key of one tenant does not get it."""

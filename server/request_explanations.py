@@ -79,6 +79,10 @@ class ChoiceExplanation(msgspec.Struct, frozen=True, kw_only=True):
     recomputed_tokens: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    num_chunks: int = 0
+    """With those that are not told."""
+    num_preemptions: int = 0
+    """With those that are not told."""
 
 
 class RequestObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +97,8 @@ class RequestObject(msgspec.Struct, frozen=True, kw_only=True):
     write_s: float = 0.0
     """Of a stream: how long what was made waited for the client's connection to take it."""
     choices: list[ChoiceExplanation]
+    choices_left_out: int = 0
+    """Of very many prompts or choices the first are told."""
 
 
 class LiveRequest(msgspec.Struct, frozen=True):
@@ -126,11 +132,11 @@ def listed(record: RequestRecord, now_ns: int) -> LiveRequest:
 
 
 def explained(record: RequestRecord, explanations: Sequence[Explanation]) -> RequestObject:
-    """What the server and the scheduler know together; an Explanation for each prompt."""
+    """What the server and the scheduler know together; an Explanation for each of the prompts, or of the first ones."""
     choices = []
     for prompt, explanation in enumerate(explanations):
         ledgers = {ledger.choice: ledger for ledger in explanation.choices}
-        for choice in range(record.num_choices):
+        for choice in range(max(ledgers) + 1 if _num_left_out(explanation) else record.num_choices):
             index = prompt * record.num_choices + choice
             choices.append(_choice(record, index, ledgers.get(choice), explanation.now_ns))
     now_ns = max(explanation.now_ns for explanation in explanations)
@@ -142,6 +148,7 @@ def explained(record: RequestRecord, explanations: Sequence[Explanation]) -> Req
         total_s=_seconds(until_ns - record.arrival_ns),
         write_s=_seconds(record.write_ns(until_ns)),
         choices=choices,
+        choices_left_out=len(record.choices) - len(choices),
     )
 
 
@@ -160,7 +167,13 @@ def explained_by_scheduler(request_id: str, explanation: Explanation) -> Request
             )
             for ledger in explanation.choices
         ],
+        choices_left_out=_num_left_out(explanation),
     )
+
+
+def _num_left_out(explanation: Explanation) -> int:
+    """Choices that the scheduler knows and does not tell: the last ones."""
+    return explanation.choices[0].num_choices_left_out if explanation.choices else 0
 
 
 def _choice(record: RequestRecord, index: int, ledger: RequestLedger | None, now_ns: int) -> ChoiceExplanation:
@@ -199,6 +212,8 @@ def _with_ledger(
         recomputed_tokens=ledger.num_recomputed_tokens,
         draft_tokens=ledger.num_draft_tokens,
         accepted_tokens=ledger.num_accepted_tokens,
+        num_chunks=ledger.num_chunks,
+        num_preemptions=ledger.num_preemptions,
     )
 
 

@@ -102,6 +102,8 @@ class ServerSection(Struct, frozen=True, forbid_unknown_fields=True):
     """A client that takes nothing for so long is aborted [seconds]. static"""
     session_idle_s: Annotated[float, Meta(gt=0.0)] = 300.0
     """A streaming session that gets no input for so long ends [seconds]. static"""
+    max_sessions: Positive = 64
+    """Streaming sessions that are open at once; one more gets a 429 [requests]. static"""
     drain_timeout_s: Seconds = 30.0
     """On SIGTERM running requests get so long to finish [seconds]. static"""
     metrics_compat: Literal["none", "vllm"] = "none"

@@ -315,19 +315,27 @@ class RequestLedger(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_cached_tokens: int
     """Of the prompt, at first admission."""
     chunks: tuple[int, ...]
-    """Tokens of each step of a run until it can yield a token, that step included; the first 256."""
+    """Tokens of each step of a run until it can yield a token, that step included; the first 256, or fewer if there
+    are many choices."""
     preemptions: tuple[PreemptionRecord, ...]
-    """The first 256."""
+    """As many of the first."""
     num_recomputed_tokens: int
     """Positions computed more than once."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     waits_for: str = ""
     """Why it waits now; empty if it does not."""
+    num_chunks: int = 0
+    """With those that are not told."""
+    num_preemptions: int = 0
+    """With those that are not told."""
+    num_choices_left_out: int = 0
+    """Of its request, that the scheduler knows and does not tell: those behind the told ones."""
 
 
 class Explanation(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=42):
-    """Answers `Explain`: every choice that the scheduler knows, live or lately ended; none: it knows nothing."""
+    """Answers `Explain`: the choices that the scheduler knows, live or lately ended, of very many the first ones, so
+    that it is never longer than 64 KiB; none: it knows nothing."""
 
     request_id: str
     attempt: int

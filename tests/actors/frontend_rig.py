@@ -21,12 +21,18 @@ from callboard.mailbox.messages.requests import (
 )
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.scheduling.statistics import SchedulerStatistics
+from callboard.topology.schema import ServerSection
 
 
 class FrontendRig:
     """A frontend with two tokenizers' inboxes; requests go to them in turn, the first to `tokenizer.0`."""
 
-    def __init__(self, capacity: int = 8, num_tokenizers: int = 1) -> None:
+    def __init__(
+        self,
+        capacity: int = 8,
+        num_tokenizers: int = 1,
+        server: ServerSection = ServerSection(),  # noqa: B008  (frozen)
+    ) -> None:
         names = [f"tokenizer.{index}" for index in range(num_tokenizers)]
         self.tokenizers: dict[str, Inbox[Any]] = {name: Inbox(FrontendToTokenizer, capacity, 1 << 20) for name in names}
         self.faults = Faults()
@@ -44,6 +50,7 @@ class FrontendRig:
             read_health=lambda: Health(True, True, ""),
             read_statistics=lambda: self.statistics,
             read_startup=list,
+            server=server,
         )
 
     @property

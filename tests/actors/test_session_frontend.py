@@ -17,13 +17,16 @@ from callboard.mailbox.messages.requests import (
     Extend,
     Finish,
     Generate,
+    Refused,
     SessionInput,
     TextPrompt,
     TokenPrompt,
     Usage,
 )
 from callboard.mailbox.messages.sampling import SamplingParams
+from callboard.scheduling.statistics import SchedulerStatistics
 from callboard.tests.actors.frontend_rig import FrontendRig
+from callboard.topology.schema import ServerSection
 
 PAUSE = Finish("length", Usage(1, 2, 0))
 END = Finish("stop", Usage(7, 1, 0))
@@ -35,8 +38,8 @@ NEVER_S = 3600.0
 class SessionRig(FrontendRig):
     """A frontend with a session `r`."""
 
-    def open(self, idle_s: float = NEVER_S) -> Stream:
-        stream = self.frontend.submit("r", TokenPrompt([1]), SamplingParams(seed=1), session_idle_s=idle_s)
+    def open(self, idle_s: float = NEVER_S, name: str = "r") -> Stream:
+        stream = self.frontend.submit(name, TokenPrompt([1]), SamplingParams(seed=1), session_idle_s=idle_s)
         (generate,) = self.sent()
         assert isinstance(generate, Generate) and generate.is_session
         return stream
@@ -122,6 +125,82 @@ async def test_nothing_comes_behind_the_last_input_and_not_too_much_before_it(ri
         rig.give(INPUTS[0])
     with pytest.raises(Overloaded):
         rig.give(INPUTS[0])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_bytes"),
+    [(TextPrompt("a" * 40), 40), (TextPrompt("é" * 20), 40), (TextPrompt("\ud800" * 10), 30), (TokenPrompt([1] * 5), 40)],
+)
+async def test_inputs_that_wait_are_bounded_in_bytes(prompt: TextPrompt | TokenPrompt, num_bytes: int) -> None:
+    """Together they are no longer than one body may be; one alone waits however long it is."""
+    rig = SessionRig(server=ServerSection(max_request_bytes=2 * num_bytes + 1))
+    rig.open()
+    rig.give(SessionInput(prompt))
+    rig.give(SessionInput(prompt))
+    for given in (SessionInput(TextPrompt("ab")), SessionInput(TokenPrompt([1]), is_last=True)):
+        with pytest.raises(Overloaded) as refusal:
+            rig.give(given)
+        assert (refusal.value.code, refusal.value.retry_after_s) == ("too_many_inputs", 1)
+        assert f"{2 * num_bytes + 1:,} bytes" in refusal.value.message and "max_request_bytes" in refusal.value.message
+    rig.give(SessionInput(TextPrompt("a")))
+    rig.pause(0, [1], "a")
+    rig.give(SessionInput(TextPrompt("b" * num_bytes), is_last=True))
+    for turn in range(1, 4):
+        rig.pause(turn, [1], "a")
+    assert [message.input.prompt for message in rig.sent()] == [
+        prompt, prompt, TextPrompt("a"), TextPrompt("b" * num_bytes),
+    ]  # fmt: skip
+    rig = SessionRig(server=ServerSection(max_request_bytes=1))
+    rig.open()
+    rig.give(SessionInput(prompt))
+    with pytest.raises(Overloaded):
+        rig.give(SessionInput(prompt))
+
+
+async def test_sessions_that_wait_for_input_leave_requests_their_room() -> None:
+    rig = SessionRig(capacity=100)
+    rig.frontend.max_live_requests = 2
+    for index in range(10):
+        rig.open(name=f"s{index}")
+        rig.pause(0, [1], "a", name=f"s{index}")
+    first = rig.submit("r0")
+    rig.frontend.add_input("s0", INPUTS[0])
+    with pytest.raises(Overloaded) as refusal:
+        rig.submit("r1")
+    assert (refusal.value.code, refusal.value.retry_after_s) == ("queue_full", 1)
+    assert "2 requests" in refusal.value.message
+    rig.pause(1, [1], "a", name="s0")
+    rig.submit("r1")
+    first.close()
+    rig.submit("r2")
+
+
+@pytest.mark.parametrize("ends", ["close", "end", "told", "drop"])
+async def test_sessions_have_a_limit_of_their_own(ends: str) -> None:
+    """Running or paused; those that have ended, in any way, leave their place to another."""
+    rig = SessionRig(capacity=100, server=ServerSection(max_sessions=3))
+    rig.statistics = SchedulerStatistics(retry_after_s=17)
+    first, *_ = streams = [rig.open(name=f"s{index}") for index in range(3)]
+    rig.pause(0, [1], "a", name="s0")
+    with pytest.raises(Overloaded) as refusal:
+        rig.open(name="s3")
+    assert (refusal.value.code, refusal.value.retry_after_s) == ("too_many_sessions", 17)
+    assert "3 sessions" in refusal.value.message and "max_sessions" in refusal.value.message
+    rig.submit("a request")
+    rig.sent()
+    if ends == "close":
+        first.close()
+    elif ends == "told":
+        rig.frontend.add_input("s0", None)
+    elif ends == "end":
+        rig.deliver(0, [1], "a", END, name="s1")
+    else:
+        rig.frontend.handle(Refused("s2", 0, 1, 400, "invalid_request_error", "no"))
+    rig.sent()
+    assert len(streams) == 3
+    rig.open(name="s3")
+    with pytest.raises(Overloaded):
+        rig.open(name="s4")
 
 
 async def test_no_session(rig: SessionRig) -> None:

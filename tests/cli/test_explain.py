@@ -20,10 +20,16 @@ CHOICE = ChoiceExplanation(
     index=1, state="preempted", waits_for="blocks", prompt_tokens=2050, completion_tokens=7, cached_tokens=512,
     receive_s=0.002, tokenize_s=0.01, waiting_s=WaitingSeconds(blocks=0.5), prefill_s=0.25, decode_s=0.24,
     deliver_s=0.008, total_s=1.01, chunks=(512, 2), preemptions=(Preemption(12, "blocks", 2056),),
-    recomputed_tokens=1544,
+    recomputed_tokens=1544, num_chunks=2, num_preemptions=4,
 )  # fmt: skip
 TOLD = RequestExplanation(
-    id="cmpl-1", x_request_id="mine", state="answering", total_s=1.01, write_s=0.003, choices=[CHOICE]
+    id="cmpl-1",
+    x_request_id="mine",
+    state="answering",
+    total_s=1.01,
+    write_s=0.003,
+    choices=[CHOICE],
+    choices_left_out=1200,
 )
 ANSWER = {"id": "cmpl-1", "state": "ended", "total_s": 0.5, "choices": [{"index": 0, "state": "\x1b[31mred"}]}
 
@@ -36,6 +42,7 @@ def test_the_schedulers_ledger_is_had_again() -> None:
     assert ledger.waiting == WaitTime(blocks_ns=500_000_000)
     assert (ledger.choice, ledger.state, ledger.waits_for) == (1, "preempted", "blocks")
     assert ledger.preemptions == (PreemptionRecord(12, "blocks", 2056),) and ledger.chunks == (512, 2)
+    assert (ledger.num_chunks, ledger.num_preemptions) == (2, 4)
 
 
 def test_every_part_of_the_time_is_on_the_screen() -> None:
@@ -44,6 +51,7 @@ def test_every_part_of_the_time_is_on_the_screen() -> None:
         "cmpl-1: answering, 1.010 s (X-Request-Id mine)", "3.0 ms of them waiting for the client", "10.0 ms",
         "500.0 ms",
         "250.0 ms", "240.0 ms", "50.0%", "reading the request", "2.0 ms", "to the client", "8.0 ms", "step 12 (blocks)",
+        "preempted 3 times more", "1,200 choices more",
         "2,050 prompt tokens, 512", "1,544 tokens computed more than once", "waits for blocks",
     ):  # fmt: skip
         assert shown in text, f"{shown}\n{text}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from callboard.cli.ledger_screen import format_ledger
 from callboard.mailbox.messages.requests import PreemptionRecord, RequestLedger, WaitTime
 
@@ -22,6 +24,8 @@ LEDGER = RequestLedger(
     num_recomputed_tokens=1008,
     num_draft_tokens=10,
     num_accepted_tokens=5,
+    num_chunks=5,
+    num_preemptions=1,
 )
 
 
@@ -42,6 +46,12 @@ def test_every_part_is_shown_with_its_share_and_nothing_that_is_zero() -> None:
     assert "computed in 5 chunks of 512, 512, 512, 512, 2 tokens" in text
     assert "preempted at step 17 (blocks): 1,024 tokens lost" in text
     assert "1,008 tokens computed more than once" in text and "5 of 10 drafts accepted (50%)" in text
+
+
+def test_what_is_not_told_one_by_one_is_counted() -> None:
+    text = "\n".join(format_ledger("r", replace(LEDGER, num_chunks=1300, num_preemptions=41), now_ns=5))
+    assert "computed in 1,300 chunks of 512, 512, 512, 512, 2, ... tokens" in text
+    assert "preempted at step 17 (blocks)" in text and "preempted 40 times more" in text
 
 
 def test_one_that_lives_is_told_up_to_now_with_what_it_waits_for() -> None:

@@ -54,6 +54,13 @@ def test_the_client_has_every_field_that_the_server_writes(name):
     assert client.__struct_fields__ == server.__struct_fields__
 
 
+def test_what_is_left_out_is_read() -> None:
+    choice = {**CHOICE, "num_chunks": 300, "num_preemptions": 2}
+    written = msgspec.json.encode({**TOLD, "choices": [choice], "choices_left_out": 7})
+    told = msgspec.json.decode(written, type=RequestExplanation)
+    assert (told.choices_left_out, told.choices[0].num_chunks, told.choices[0].num_preemptions) == (7, 300, 2)
+
+
 async def test_a_real_server(serve, frontend):
     async with AsyncClient(await serve()) as client:
         whole = await client.complete_whole("x", request_id="what/ever")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from callboard.errors import ConfigError
 from callboard.journal import JournalFile
 from callboard.journal.frames import FRAME_BYTES, PREFIX, frame
-from callboard.journal.packer import Call, Packer, Planned
+from callboard.journal.packer import Packer, Taken
 from callboard.journal.records import Calls, Checked, Header, Record
 from callboard.journal.unpacker import Unpacker
 from callboard.mailbox.messages.admission import AddInput, Admit, Stop
@@ -106,6 +106,21 @@ def plans(draw: st.DrawFn, step: int) -> StepPlan:
     )
 
 
+Call = tuple[int, list[Event]]
+
+
+def taken_of(calls: Sequence[tuple[Call, StepPlan | None]]) -> Taken:
+    taken = Taken()
+    for place, ((now_ns, events), plan) in enumerate(calls):
+        taken.now_ns.append(now_ns)
+        taken.events.append(events)
+        if plan is not None:
+            taken.places.append(place)
+            taken.plans.append(plan)
+            taken.encoded.append(msgspec.msgpack.encode(plan))
+    return taken
+
+
 def usual_result(plan: StepPlan) -> StepResult:
     """With the rows that the plan asks for; written without the code under test."""
     rows = []
@@ -158,12 +173,9 @@ def lives(draw: st.DrawFn) -> list[tuple[Call, StepPlan | None]]:
 @settings(max_examples=50, deadline=None)
 @given(calls=lives(), cut=st.integers(0, 8))
 def test_calls_survive_packing_whatever_they_are(calls: list[tuple[Call, StepPlan | None]], cut: int) -> None:
-    packer, unpacker = Packer(5), Unpacker(5)
+    packer, unpacker = Packer(5), Unpacker()
     for part in (calls[:cut], calls[cut:]):
-        planned: list[Planned] = [
-            (place, plan, msgspec.msgpack.encode(plan)) for place, (_, plan) in enumerate(part) if plan is not None
-        ]
-        packed = packer.pack([call for call, _ in part], planned)
+        packed = packer.pack(taken_of(part))
         record = msgspec.msgpack.decode(msgspec.msgpack.encode(packed), type=Calls)
         num_read = 0
         for read, ((now_ns, events), plan) in zip(unpacker.calls(record), part, strict=True):
@@ -187,8 +199,10 @@ def header(**changes: object) -> Header:
 
 
 def some_records() -> list[Record]:
-    calls: list[Call] = [(n, [Stop("r", 0, 1, n)]) for n in range(3)]
-    return [header(), Packer(3).pack(calls, []), Checked(), Packer(3).pack(calls[:1], []), Checked()]
+    calls: list[tuple[Call, None]] = [((n, [Stop("r", 0, 1, n)]), None) for n in range(3)]
+    return [
+        header(), Packer(3).pack(taken_of(calls)), Checked(), Packer(3).pack(taken_of(calls[:1])), Checked(),
+    ]  # fmt: skip
 
 
 def write(path: Path, records: Sequence[Record]) -> list[int]:
@@ -243,7 +257,7 @@ def test_a_journal_of_another_version_is_told(tmp_path: Path) -> None:
     write(path, some_records())
     data = path.read_bytes()
     path.write_bytes(data[:6] + (9).to_bytes(2, "little") + data[8:])
-    with pytest.raises(ConfigError, match=r"a journal of version 9, this Callboard reads version 1; replay it with"):
+    with pytest.raises(ConfigError, match=r"a journal of version 9, this Callboard reads version 2; replay it with"):
         JournalFile(path)
 
 

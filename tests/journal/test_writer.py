@@ -103,7 +103,7 @@ def test_a_full_disk_stops_the_journal_and_what_is_there_can_be_read(
     monkeypatch.undo()
     writer.close()
     file = JournalFile(tmp_path / "j.000001")
-    assert [record.counts for record in file if hasattr(record, "counts")] == [[0]]
+    assert [record.num_events for record in file if hasattr(record, "num_events")] == [[0]]
     assert bool(file.ending) == (failure == "is short")
 
 

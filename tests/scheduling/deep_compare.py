@@ -16,10 +16,8 @@ MADE_AGAIN = {
     ("RowArrays", "_in_order"),
     ("RowArrays", "_by_rank"),
     ("RowArrays", "_requests_of"),
+    ("RowArrays", "_bytes_of"),
     ("Outbox", "_heads"),
-    ("BlockedRequest", "_of"),
-    ("BlockedRequest", "_cached"),
-    ("BlockedRequest", "_missing_key"),
 }
 """(class, attribute) that only saves work: what it holds follows from the other attributes."""
 WITHOUT_ORDER = {("HeapLines", "_places")}

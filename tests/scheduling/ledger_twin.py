@@ -82,6 +82,8 @@ class TwinLedger:
             num_recomputed_tokens=sum(times - 1 for times in computed.values() if times > 1),
             num_draft_tokens=self.num_drafts,
             num_accepted_tokens=self.num_accepted,
+            num_chunks=len(self.chunks),
+            num_preemptions=len(self.preemptions),
             waits_for=self.reason(line_cause) if waits else "",
         )
 

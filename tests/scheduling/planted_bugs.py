@@ -175,12 +175,6 @@ BUGS = (
         "can_go = max_total - num_expected > ZERO",
     ),
     PlantedBug(
-        "a_session_that_is_stopped_while_it_waits_keeps_what_was_loaded",
-        "scheduling.state",
-        "            self._stop_waiting(request)\n            request.is_preempted = False\n",
-        "            self._leave_waiting(request)\n            request.is_preempted = False\n",
-    ),
-    PlantedBug(
         "transfers_begin_while_steps_in_flight_may_write_to_their_blocks",
         "scheduling.transfers",
         "while self._unsent and self._unsent[0][0] <= num_steps:",

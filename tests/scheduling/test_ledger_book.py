@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import cast, get_args
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from callboard.mailbox.messages.requests import PreemptionRecord, RequestLedger
+from callboard.mailbox.messages.requests import Explanation, PreemptionRecord, RequestLedger
 from callboard.scheduling.ledger import LedgerBook, PreemptionCause
 from callboard.scheduling.live_ledger import MAX_RECORDS, LiveLedger
 from callboard.scheduling.request import Request, RequestState
@@ -262,6 +263,42 @@ def test_only_the_first_chunks_and_preemptions_are_told() -> None:
     (ledger,) = book.explain("a", [request], 1000)
     assert ledger.chunks == tuple(range(2, MAX_RECORDS + 2))
     assert [record.step for record in ledger.preemptions] == list(range(MAX_RECORDS))
+    assert (ledger.num_chunks, ledger.num_preemptions) == (MAX_RECORDS + 1, MAX_RECORDS + 1)
+
+
+@pytest.mark.parametrize(
+    ("num_choices", "num_records", "num_told", "num_told_records"),
+    [(1, 300, 1, 256), (4, 300, 4, 256), (50, 300, 50, 20), (128, 20, 128, 8), (3000, 9, 128, 8)],
+)
+def test_an_explanation_fits_a_message_whatever_it_is_about(
+    num_choices: int, num_records: int, num_told: int, num_told_records: int
+) -> None:
+    """Of many choices the first are told, and fewer chunks and preemptions of each; how many there were is told too."""
+    book = begun(max_ledgers=num_choices)
+    book.advance(10**18)
+    live = []
+    for choice in range(num_choices):
+        plain = PlainRequest(("a", choice), (0, 400, choice), row=0, num_prompt_tokens=1 << 20)
+        request = as_request(plain)
+        book.come(request)
+        for step in range(num_records):
+            book.start(request)
+            book.chunk(request, 70_000 + step)
+            book.preempt(request, "step_failed", 10**12 + step)
+        if choice % 2:
+            book.end(request, RequestState.LENGTH_CAPPED)
+        else:
+            live.append(request)
+    told = book.explain("a", live, 2 * 10**18)
+    assert [ledger.choice for ledger in told] == list(range(num_told))
+    assert {(ledger.num_choices_left_out, ledger.num_chunks, ledger.num_preemptions) for ledger in told} == {
+        (num_choices - num_told, num_records, num_records)
+    }
+    for ledger in told:
+        assert ledger.chunks == tuple(range(70_000, 70_000 + num_told_records))
+        assert [record.step - 10**12 for record in ledger.preemptions] == list(range(num_told_records))
+    message = Explanation("question", 1, "a", 2 * 10**18, told)
+    assert len(msgspec.msgpack.encode(message)) <= 64 * 1024
 
 
 @pytest.mark.parametrize("max_ledgers", [0, 1, 4, 5])

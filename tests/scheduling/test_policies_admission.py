@@ -29,7 +29,8 @@ POLICIES: dict[str, BlocksWanted] = {
 
 
 def view_of(*running: Request, share_ppm: int = 0, num_blocks: int = 1000, block_size: int = 16) -> AdmissionView:
-    return AdmissionView(block_size, num_blocks, counts_of(running), Estimate(share_ppm))
+    counts = counts_of(running)
+    return AdmissionView(block_size, num_blocks, lambda: counts, Estimate(share_ppm))
 
 
 def counts_of(running: Sequence[Request]) -> RunningCounts:
@@ -184,13 +185,13 @@ def test_wanted_is_at_least_the_first_chunk_and_at_most_an_empty_pool(
     name: str, admission: tuple[Request, int, int, AdmissionView]
 ) -> None:
     request, num_cached, num_first, view = admission
-    before, counts = snapshot([request]), lists(view.running)
+    before, counts = snapshot([request]), lists(view.running())
     wanted = POLICIES[name](*admission)
     num_cached_blocks = num_cached // view.block_size
     assert wanted >= math.ceil((num_cached + num_first) / view.block_size) - num_cached_blocks
     assert wanted <= view.num_blocks - num_cached_blocks, "it would never be admitted"
     assert POLICIES[name](*admission) == wanted
-    assert (snapshot([request]), lists(view.running)) == (before, counts)
+    assert (snapshot([request]), lists(view.running())) == (before, counts)
 
 
 @settings(max_examples=40)
@@ -203,7 +204,7 @@ def test_the_estimate_is_that_of_the_exact_sum(admission: tuple[Request, int, in
         rest = min(4096, max_total - num_tokens)
         return math.ceil(Fraction(num_tokens + max(1, math.ceil(share * rest)), view.block_size))
 
-    lacked = [max(0, blocks(tokens, end) - held) for tokens, held, end in zip(*lists(view.running), strict=True)]
+    lacked = [max(0, blocks(tokens, end) - held) for tokens, held, end in zip(*lists(view.running()), strict=True)]
     own = blocks(request.num_tokens, request.max_total_tokens)
     expected = min(view.num_blocks, own + sum(lacked)) - num_cached // view.block_size
     assert estimate.blocks_wanted(*admission) == expected
@@ -213,7 +214,7 @@ def test_the_estimate_is_that_of_the_exact_sum(admission: tuple[Request, int, in
 @given(admission=admissions())
 def test_the_whole_prompt_is_that_of_the_exact_sum(admission: tuple[Request, int, int, AdmissionView]) -> None:
     request, num_cached, _num_first, view = admission
-    tokens, blocks_held, _ends = lists(view.running)
+    tokens, blocks_held, _ends = lists(view.running())
     lacked = [max(0, math.ceil(n / view.block_size) - m) for n, m in zip(tokens, blocks_held, strict=True)]
     expected = math.ceil((request.num_tokens + 1) / view.block_size) + sum(lacked)
     assert whole_prompt.blocks_wanted(*admission) == min(view.num_blocks, expected) - num_cached // view.block_size

@@ -374,6 +374,9 @@ def result_of(plan: StepPlan, **changes: object) -> StepResult:
         ({"positions": np.array([2], "<i4").tobytes()}, "position 2, 1 is next"),
         ({"positions": np.array([0], "<i4").tobytes()}, "position 0, 1 is next"),
         ({"token_ids": b""}, "1 runs, 1 positions, 0 tokens"),
+        ({"num_sampled": np.array([0], "<i4").tobytes(), "token_ids": b""}, "has a row with 0 tokens"),
+        ({"num_sampled": np.array([-1, 2], "<i4").tobytes()}, "1 runs, 1 positions, 1 tokens"),
+        ({"num_sampled": np.array([2], "<i4").tobytes()}, "1 runs, 1 positions, 1 tokens"),
     ],
 )
 def test_a_result_that_does_not_fit_is_a_fault(changes: dict[str, object], message: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -74,6 +76,18 @@ def test_planted_bug_is_found(bug: PlantedBug) -> None:
         runs.run_worlds(bug.first_seed, 20_000)
     place = found.traceback[-1].path.name
     print(f"{bug.name}: {CHECKS.get(place, place)} ({found.value.__notes__[-1]})")
+
+
+PARTS = ("pool", "request", "policies", "state", "events", "sessions", "trouble", "plan")
+SHARED = {"callboard.scheduling.limits", "callboard.scheduling.events"}
+
+
+@pytest.mark.parametrize("name", ["twin", *(f"twin_{part}" for part in PARTS)])
+def test_the_twin_has_nothing_of_the_scheduler_but_its_limits_and_events(name: str) -> None:
+    nodes = list(ast.walk(ast.parse(Path(__file__).with_name(f"{name}.py").read_text())))
+    imported = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    imported |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    assert {name for name in imported if name.startswith(("callboard.scheduling", "callboard.kv_cache"))} <= SHARED
 
 
 def test_there_are_15_planted_bugs() -> None:

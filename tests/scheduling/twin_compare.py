@@ -8,12 +8,14 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from callboard.mailbox.messages.requests import Finish
 from callboard.mailbox.messages.steps import StepPlan
 from callboard.scheduling.scheduler import Scheduler
 from callboard.tests.scheduling.fake_rows import drafts_of, ints
 from callboard.tests.scheduling.twin import Twin
 from callboard.tests.scheduling.twin_plan import TwinNewRow, TwinPlan, TwinRow
-from callboard.tests.scheduling.twin_request import FOR_INPUT, Key
+from callboard.tests.scheduling.twin_request import FOR_INPUT, Key, TwinEnd
+from callboard.tests.scheduling.twin_state import Told
 
 
 class Difference(AssertionError):
@@ -144,6 +146,13 @@ def facts_of_twin(twin: Twin) -> Facts:
             state.num_accepted,
         ),
     )
+
+
+def as_told(finish: Finish) -> Told:
+    """In the twin's words."""
+    usage = finish.usage
+    end = TwinEnd(finish.reason, finish.stop_reason, finish.status)
+    return Told(end, usage.completion_tokens, usage.prompt_tokens, usage.cached_tokens)
 
 
 def brief(value: object) -> str:

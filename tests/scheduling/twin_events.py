@@ -11,7 +11,7 @@ from callboard.mailbox.messages.transfers import BlocksLoaded
 from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
 from callboard.tests.scheduling.fake_rows import sampled_of
 from callboard.tests.scheduling.twin_request import FOR_GRAMMAR, FOR_INPUT, TwinEnd, TwinRequest
-from callboard.tests.scheduling.twin_sessions import add_input, cut_turn, end_turn, has_room
+from callboard.tests.scheduling.twin_sessions import add_input, await_grammar, cut_turn, end_turn, has_room
 from callboard.tests.scheduling.twin_state import TwinState
 from callboard.tests.scheduling.twin_trouble import acquit, fail_step, lose_worker
 
@@ -96,10 +96,7 @@ def _admit(state: TwinState, admit: Admit) -> None:
             state.pause(request)
         return
     state.enqueue(request)
-    if admit.grammar_key and admit.grammar_key not in state.grammars:
-        request.state = FOR_GRAMMAR
-    elif not state.grammars.get(admit.grammar_key, True):
-        state.end(request, TwinEnd("error", status=400))
+    await_grammar(state, request)
 
 
 def _end_at_once(request: TwinRequest) -> TwinEnd | None:
@@ -148,8 +145,7 @@ def _settle_grammar(state: TwinState, grammar_key: str, *, is_good: bool) -> Non
     for request in list(state.live.values()):
         if request.state == FOR_GRAMMAR and request.admit.grammar_key == grammar_key:
             state.let_go(request)
-            if not is_good:
-                state.end(request, TwinEnd("error", status=400))
+            await_grammar(state, request)
 
 
 def _keep_drafts(state: TwinState, event: Drafts) -> None:

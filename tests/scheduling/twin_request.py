@@ -47,6 +47,8 @@ class TwinRequest:
         """Of turns before this one, but for those."""
         self.is_open = admit.is_session
         """More input may come."""
+        self.lacks_grammar = bool(admit.grammar_key)
+        """It does not know that its grammar is ready."""
         self.has_unsent_pause = False
         """Its client was not told yet how its turn ended."""
         self.num_counted = 0

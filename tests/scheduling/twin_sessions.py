@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from callboard.mailbox.messages.admission import AddInput
-from callboard.tests.scheduling.twin_request import FOR_INPUT, TwinEnd, TwinRequest
+from callboard.tests.scheduling.twin_request import FOR_GRAMMAR, FOR_INPUT, TwinEnd, TwinRequest
 from callboard.tests.scheduling.twin_state import TwinState
 
 
@@ -50,4 +50,18 @@ def add_input(state: TwinState, event: AddInput) -> None:
         state.end(request, TwinEnd("length"))
         return
     state.turns[request.key, request.num_prompt_tokens] = request.admit
+    state.come(request.admit.tenant)
     state.enqueue(request)
+    await_grammar(state, request)
+
+
+def await_grammar(state: TwinState, request: TwinRequest) -> None:
+    """One that waits for its turn may have to wait for its grammar first, once; without a good one it ends."""
+    if not request.lacks_grammar:
+        return
+    is_good = state.grammars.get(request.admit.grammar_key)
+    request.lacks_grammar = not is_good
+    if is_good is None:
+        request.state = FOR_GRAMMAR
+    elif not is_good:
+        state.end(request, TwinEnd("error", status=400))

@@ -109,14 +109,17 @@ class TwinState:
     # Moves
 
     def take_in(self, request: TwinRequest) -> None:
-        """It is live; a tenant that comes back is lifted to the lowest of those that are there."""
-        tenants = {other.admit.tenant for other in self.live.values()}
-        tenant = request.admit.tenant
+        """It is live."""
+        self.come(request.admit.tenant)
+        request.queued_ns = self.now_ns
+        self.live[request.key] = request
+
+    def come(self, tenant: str) -> None:
+        """A tenant that comes back is lifted to the lowest of those that are there: paused sessions are not."""
+        tenants = {other.admit.tenant for other in self.live.values() if other.state != FOR_INPUT}
         if tenant not in tenants:
             lowest = min((self.served[other] for other in tenants), default=0)
             self.served[tenant] = max(self.served.get(tenant, 0), lowest)
-        request.queued_ns = self.now_ns
-        self.live[request.key] = request
 
     def enqueue(self, request: TwinRequest) -> None:
         """It comes behind all that are there."""

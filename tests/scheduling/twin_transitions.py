@@ -57,7 +57,7 @@ POLICIES = ("fcfs", "priority", "fair", "cache_aware")
 def choose_admit(world: World, choices: Choices, request_id: str, choice: int) -> Admit:
     """A request; most of them ordinary."""
     prompt = one_of(choices, PREFIXES) + [between(choices, 1, 3) for _ in range(between(choices, 1, 5))]
-    is_session = one_of(choices, [False] * 6 + [True])
+    is_session = one_of(choices, [False] * 4 + [True])
     deadline_ns = world.now_ns + between(choices, -2, 60) if choices.below(8) == 7 else None
     return make_admit(
         request_id,
@@ -248,6 +248,11 @@ def fail_next(world: World, choices: Choices) -> None:
         world.worker.num_to_fail = 1
 
 
+def restore(world: World, choices: Choices) -> None:
+    """Another scheduler goes on from a snapshot."""
+    world.restore()
+
+
 def wait(world: World, choices: Choices) -> None:
     """Time passes."""
     world.now_ns += between(choices, 1, 20)
@@ -276,16 +281,17 @@ WEIGHTS: dict[Transition, int] = {
     settle_grammar: 1,
     answer_load: 2,
     add_input: 2,
-    cut_turn: 1,
+    cut_turn: 2,
     stop: 1,
     abort: 1,
-    take_over: 1,
+    take_over: 2,
     resume: 2,
     block_or_unblock: 1,
     lose_tokenizer: 1,
     lose_worker: 1,
     fail_next: 1,
     wait: 1,
+    restore: 1,
 }
 TRANSITIONS: tuple[Transition, ...] = tuple(t for t, weight in WEIGHTS.items() for _ in range(weight))
 """Each as often as its weight, the simple ones first."""

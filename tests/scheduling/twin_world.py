@@ -8,7 +8,6 @@ import msgspec
 
 from callboard.mailbox.messages.admission import AddInput, Admit, Stop
 from callboard.mailbox.messages.grammar import GrammarReady
-from callboard.mailbox.messages.requests import Finish
 from callboard.mailbox.messages.steps import StepPlan, StepResult
 from callboard.scheduling.deltas import Outgoing
 from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
@@ -23,24 +22,16 @@ from callboard.tests.scheduling.twin import Twin
 from callboard.tests.scheduling.twin_compare import (
     Difference,
     PlanReader,
+    as_told,
     brief,
     compare_plans,
     compare_states,
     facts_of_scheduler,
 )
 from callboard.tests.scheduling.twin_plan import TwinPlan
-from callboard.tests.scheduling.twin_request import TwinEnd
-from callboard.tests.scheduling.twin_state import Told
 
 MAX_STORY = 60
 GRAMMARS = ("grammar.0", "grammar.1", "grammar.2")
-
-
-def as_told(finish: Finish) -> Told:
-    """In the twin's words."""
-    usage = finish.usage
-    end = TwinEnd(finish.reason, finish.stop_reason, finish.status)
-    return Told(end, usage.completion_tokens, usage.prompt_tokens, usage.cached_tokens)
 
 
 class World:
@@ -192,6 +183,11 @@ class World:
         self.call(
             msgspec.structs.replace(client.admit, attempt=client.attempt, tokenizer=tokenizer, output_token_ids=output)
         )
+
+    def restore(self) -> None:
+        """Another scheduler stands where this one stood."""
+        self.scheduler = Scheduler.restore(self.limits, self.scheduler.snapshot())
+        self.call()
 
     def work(self) -> None:
         """The worker runs the oldest plan, while transfers write to its memory, or dies of it."""

@@ -121,6 +121,21 @@ def test_choices_of_several_prompts_have_the_indexes_of_the_answer():
     ]  # fmt: skip
 
 
+def test_choices_that_the_scheduler_leaves_out_are_counted_and_not_taken_for_forgotten():
+    """Two prompts of 5 choices: of the first 2 are told, of the second none is known yet."""
+    made = record(num_prompts=2, n=5)
+    first = said(
+        made, 1_200, *(ledger(choice, 1_005 * MS, num_choices_left_out=3, num_chunks=9) for choice in range(2))
+    )
+    answer = told(made, first, said(made, 1_200))
+    assert [(choice["index"], choice["state"], choice["num_chunks"]) for choice in answer["choices"]] == [
+        (0, "stopped", 9), (1, "stopped", 9), *((index, "tokenizing", 0) for index in range(5, 10)),
+    ]  # fmt: skip
+    assert answer["choices_left_out"] == 3
+    assert [choice["index"] for choice in told(made, first)["choices"]] == [0, 1], "one prompt was asked about"
+    assert told(made, first)["choices_left_out"] == 8
+
+
 def test_a_choice_of_a_stream_ends_when_the_client_has_its_end():
     made = record(n=2, streams=True)
     made.read(delta("x", [1], choice=1))
@@ -221,13 +236,24 @@ async def test_several_prompts_are_one_request(serve, http, frontend):
     assert frontend.explained == [f"{name}-0", f"{name}-1"]
 
 
+async def test_of_very_many_prompts_the_first_16_are_asked_about(serve, http, frontend):
+    url = await serve()
+    async with http.post(url + "/v1/completions", json={"prompt": ["a"] * 100}) as response:
+        name = (await response.json())["id"]
+    status, answer = await get(http, f"{url}/v1/requests/{name}")
+    assert frontend.explained == [f"{name}-{prompt}" for prompt in range(16)]
+    assert (status, len(answer["choices"]), answer["choices_left_out"]) == (200, 16, 84)
+
+
 async def test_one_of_another_frontend_is_told_as_the_scheduler_knows_it(serve, http, frontend):
     url = await serve()
     frontend.ledgers["cmpl-elsewhere"] = (ledger(), ledger(1))
     status, answer = await get(http, url + "/v1/requests/cmpl-elsewhere")
     assert (status, answer["state"], answer["x_request_id"]) == (200, "ended", None)
     assert [parts(choice) for choice in answer["choices"]] == [pytest.approx(0.1)] * 2
-    assert answer["total_s"] == pytest.approx(0.1)
+    assert (answer["total_s"], answer["choices_left_out"]) == (pytest.approx(0.1), 0)
+    frontend.ledgers["cmpl-elsewhere"] = (ledger(num_choices_left_out=38), ledger(1, num_choices_left_out=38))
+    assert (await get(http, url + "/v1/requests/cmpl-elsewhere"))[1]["choices_left_out"] == 38
     frontend.ledgers["cmpl-elsewhere"] = (ledger(begin_ns=time.monotonic_ns() - 100 * MS, ended=False),)
     assert (await get(http, url + "/v1/requests/cmpl-elsewhere"))[1]["state"] == "live"
 
