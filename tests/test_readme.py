@@ -32,6 +32,9 @@ RUN_BY_A_TEST = {
     ("api.md", "json"),
     ("journal.md", "sh"),  # tests/journal/test_journal_page.py
     ("journal.md", "toml"),
+    ("simulator.md", "sh"),  # tests/simulation/test_simulator_page.py
+    ("simulator.md", "toml"),
+    ("simulator.md", "json"),
     ("client.md", "python"),  # tests/client/test_client_pages.py
     ("topology.md", "toml"),  # tests/topology/test_schema_docs.py
 }

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import msgspec
 import pytest
 
-from callboard.scheduling import SchedulerLimits
-from callboard.simulation import StepLoad
+from callboard.journal import JournalWriter
+from callboard.mailbox.messages.steps import StepPlan
+from callboard.scheduling import Event, Scheduler, SchedulerLimits, WorkerAttached
+from callboard.simulation import ControlTimes, FittedSteps, StepLoad, TraceRequest
+from callboard.simulation.run import Simulation
 
 
 class ConstantSteps:
@@ -25,6 +30,24 @@ class AffineSteps:
 
     def step_ns(self, load: StepLoad) -> int:
         return 1_000_000 + 10_000 * load.num_tokens
+
+
+class _Recorded:
+    """A scheduler in front of a journal, as its actor has it."""
+
+    def __init__(self, scheduler: Scheduler, writer: JournalWriter) -> None:
+        self._scheduler, self._writer = scheduler, writer
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def step(self, now_ns: int, events: Sequence[Event]) -> StepPlan | None:
+        self._writer.take(now_ns, events)
+        plan = self._scheduler.step(now_ns, events)
+        if plan is not None:
+            self._writer.planned(plan, self._encoder.encode(plan))
+        return plan
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._scheduler, name)
 
 
 MakeLimits = Callable[..., SchedulerLimits]
@@ -59,3 +82,28 @@ def constant_steps() -> Callable[[int], ConstantSteps]:
 @pytest.fixture
 def affine_steps() -> AffineSteps:
     return AffineSteps()
+
+
+@pytest.fixture(scope="session")
+def recorded_steps() -> FittedSteps:
+    """The step times of the engine that `make_journal` records."""
+    return FittedSteps((3e6, 4e4, 9e4, 2.5e4, 40.0, 0.0, 0.0), 0, 0.0, 0.0)
+
+
+@pytest.fixture
+def make_journal(make_limits: MakeLimits, recorded_steps: FittedSteps) -> Callable[..., Path]:
+    """The journal of a simulated engine, written into a folder; `limits` as in `make_limits`."""
+
+    def make(folder: Path, num_requests: int = 80, **changes: object) -> Path:
+        limits = make_limits(**changes)
+        trace = [TraceRequest(i * 11_000_000, 10 + 13 * i % 200, 3 + i % 30) for i in range(num_requests)]
+        simulation = Simulation(trace, limits, recorded_steps, ControlTimes(200_000, 100_000, 200_000, 1_000_000))
+        writer = JournalWriter(folder / "engine", 1 << 30, limits, 0)
+        simulation.scheduler = _Recorded(Scheduler(limits), writer)  # type: ignore[assignment]
+        simulation.scheduler.step(0, [WorkerAttached(1)])
+        simulation.run()
+        writer.close()
+        assert writer.path is not None
+        return writer.path
+
+    return make
