@@ -39,7 +39,12 @@ from ..simulation.tables import markdown, milliseconds
 from .llama_shape import LLAMA_3_1_8B
 from .machine import describe_machine
 
-BASE = {"admission": "chunk", "max_num_seqs": "256", "max_queued_requests": "1000000", "max_queued_tokens": "1000000000"}
+BASE = {
+    "admission": "chunk",
+    "max_num_seqs": "256",
+    "max_queued_requests": "1000000",
+    "max_queued_tokens": "1000000000",
+}
 POLICIES: dict[str, dict[str, str]] = {
     "fcfs (lifo, chunk)": {},
     "priority": {"policy": "priority"},
@@ -137,7 +142,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     bench = Bench(args.device)
-    watermarks = {f"watermark {float(share):.1%}": {"watermark": share} for share in WATERMARKS}
+    watermarks = {
+        f"{admission}, watermark {float(share):.1%}": {"admission": admission, "watermark": share}
+        for admission in ("chunk", "whole_prompt")
+        for share in WATERMARKS
+    }
     lines = [
         f"Llama-3.1-8B on a simulated {args.device}; times in ms; goodput: complete, "
         f"TTFT <= {OBJECTIVES.ttft_ms:,.0f} ms and TPOT <= {OBJECTIVES.tpot_ms:,.0f} ms. "

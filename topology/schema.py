@@ -46,7 +46,7 @@ class SchedulerSection(Struct, frozen=True, forbid_unknown_fields=True):
     """Who is admitted first; docs/scheduling.md says when to choose which. static"""
     preemption: Literal["lifo", "retract", "cost"] = "lifo"
     """Who gives up its blocks when they run out. static"""
-    admission: Literal["chunk", "whole_prompt", "estimate"] = "chunk"
+    admission: Literal["chunk", "whole_prompt", "estimate"] = "whole_prompt"
     """What must be free to admit a request: its first chunk, all of its prompt, or that and what is to come. static"""
     max_num_seqs: Positive = 64
     """Requests that run at once: rows of a batch [rows]. static"""
