@@ -1,7 +1,8 @@
 """Python client of a running Callboard server, and an engine that is started from Python."""
 
 from .async_client import AsyncClient
-from .batch import BatchProgress, BatchResult
+from .batch import BatchResult
+from .batch_progress import BatchProgress
 from .delta_stream import DeltaStream
 from .deltas import Answer, Choice, ClientDelta, ClientUsage, Logprob, ModelEntry, PromptLogprob, Tokens, TopLogprob
 from .engine import Engine

@@ -11,29 +11,12 @@ from typing import Generic, TypeVar
 import msgspec
 
 from ..errors import InvalidRequest, Overloaded, RequestError
+from .batch_progress import BatchProgress
 from .delta_stream import DeltaStream
 from .deltas import Answer
 from .whole_answers import assemble
 
 P = TypeVar("P")
-
-
-class BatchProgress(msgspec.Struct, frozen=True):
-    """How far a batch has come."""
-
-    num_done: int
-    """Failed ones included."""
-    num_failed: int
-    num_prompts: int | None
-    """None: the prompts come from an iterator."""
-    num_tokens: int
-    """Generated so far, also by requests that run."""
-    seconds: float
-    """Since the batch began."""
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
 
 
 ProgressSink = Callable[[BatchProgress], None]

@@ -87,7 +87,7 @@ def _has_room(
     return state.pool.num_free - num_free_cached - num_wanted >= num_kept
 
 
-def _running_counts(arrays: RowArrays) -> RunningCounts:
+def _running_counts(arrays: RowArrays[Request]) -> RunningCounts:
     rows = arrays.in_order()
     num_tokens, max_total = arrays.num_tokens[rows].astype(np.int64), arrays.max_total[rows].astype(np.int64)
     return RunningCounts(num_tokens, arrays.num_places[rows].astype(np.int64) // arrays.block_size, max_total)

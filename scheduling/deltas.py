@@ -82,7 +82,7 @@ class _Heads(NamedTuple):
 class Outbox:
     """Deltas and refusals that were not collected yet. Of a request without a tokenizer nothing is kept."""
 
-    def __init__(self, rows: RowArrays) -> None:
+    def __init__(self, rows: RowArrays[Request]) -> None:
         self._rows = rows
         self._deltas: dict[RequestKey, _Delta] = {}
         self._refused: dict[str, list[Refused]] = {}

@@ -39,7 +39,7 @@ class Share(NamedTuple):
 class PlanBuilder:
     """Keeps the token budget of one step and the rows that share it."""
 
-    def __init__(self, limits: SchedulerLimits, rows: RowArrays) -> None:
+    def __init__(self, limits: SchedulerLimits, rows: RowArrays[Request]) -> None:
         self.budget = limits.max_num_batched_tokens
         """Tokens left."""
         self._arrays = rows

@@ -120,7 +120,7 @@ class Request:
         """A session for which more input may come: it does not end by itself."""
         self.num_counted_tokens = 0
         """Known tokens that stand in the count of prompt tokens, or were output."""
-        self._rows: RowArrays | None = None
+        self._rows: RowArrays[Request] | None = None
         self.run: int | None = None
         self.row: int | None = None
         self.draft_token_ids: list[int] = []
@@ -225,7 +225,7 @@ class Request:
 
     # Moves
 
-    def enter(self, rows: RowArrays, row: int, run: int, num_computed: int) -> None:
+    def enter(self, rows: RowArrays[Request], row: int, run: int, num_computed: int) -> None:
         """It takes a row of its own, with blocks that hold its first `num_computed` positions."""
         num_tokens = len(self.kept_token_ids)
         self._rows, self.row, self.run = rows, row, run

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from .request import Rank, Request
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 RowIndexes = npt.NDArray[np.intp]
 """Rows as numpy wants them: with an index of another type each access would convert it first."""
+
+R = TypeVar("R")
+"""What is in a row: a request."""
 
 MAX_END_IDS = 4
 """Tokens that end a request, compared in numpy; a request with more of them is watched."""
@@ -47,7 +47,7 @@ PLAN_FIELDS = slice(FIELDS.index("num_computed"), FIELDS.index("max_total") + 1)
 RESULT_FIELDS = slice(FIELDS.index("num_tokens"), len(FIELDS))
 
 
-class RowArrays:
+class RowArrays(Generic[R]):
     """Rows 0 .. max_num_seqs - 1. The lowest free one is taken, so that a small batch stays dense.
 
     All arrays are [max_num_seqs] unless said; of a free row only `run`, `num_drafts` and
@@ -93,12 +93,12 @@ class RowArrays:
         """[]"""
         self.tail: Int32s = np.zeros((max_num_seqs, block_size), np.int32)
         """[max_num_seqs, block_size]: the token at position p is at p % block_size, from the last block border on."""
-        self.requests: list[Request | None] = [None] * max_num_seqs
+        self.requests: list[R | None] = [None] * max_num_seqs
         self._free = list(range(max_num_seqs))
         self._removed: list[int] = []
         self._in_order: RowIndexes | None = None
         self._by_rank: RowIndexes | None = None
-        self._requests_of: tuple[RowIndexes, list[Request]] | None = None
+        self._requests_of: tuple[RowIndexes, list[R]] | None = None
         """Of one of these two, the requests."""
         self._bytes_of: tuple[RowIndexes, bytes, bytes] | None = None
         self.num_changes = 0
@@ -109,7 +109,7 @@ class RowArrays:
         """Rows that can be taken now."""
         return len(self._free)
 
-    def take(self, request: Request, run: int) -> int:
+    def take(self, request: R, run: int) -> int:
         """The lowest free row. The caller fills it in."""
         row = heappop(self._free)
         self.requests[row] = request
@@ -144,14 +144,15 @@ class RowArrays:
             self._in_order = used[np.argsort(self.run[used])]
         return self._in_order
 
-    def by_rank(self, rank: Callable[[Request], Rank]) -> RowIndexes:
-        """[num_running] rows in use, by the rank of their requests, which never changes while they run. Read only."""
+    def by_rank(self, rank: Callable[[R], tuple[int, ...]]) -> RowIndexes:
+        """[num_running] rows in use, the lowest rank first; ranks do not change while requests run. Read only."""
         if self._by_rank is None:
-            requests = sorted(self.of(self.in_order()), key=rank)
-            self._by_rank = np.array([request.row for request in requests], np.intp)
+            rows = self.in_order()
+            ranks = [rank(request) for request in self.of(rows)]
+            self._by_rank = rows[np.array(sorted(range(len(rows)), key=ranks.__getitem__), np.intp)]
         return self._by_rank
 
-    def of(self, rows: RowIndexes) -> list[Request]:
+    def of(self, rows: RowIndexes) -> list[R]:
         """The requests in rows that are in use; a list that nobody changes."""
         if rows is not self._in_order and rows is not self._by_rank:
             return self._of(rows)
@@ -174,7 +175,7 @@ class RowArrays:
         field: Int32s = self.table[FIELDS.index(name)]
         return field
 
-    def _of(self, rows: RowIndexes) -> list[Request]:
+    def _of(self, rows: RowIndexes) -> list[R]:
         requests = self.requests
         return [request for row in rows.tolist() if (request := requests[row]) is not None]
 

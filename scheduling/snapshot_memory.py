@@ -99,11 +99,11 @@ def restore_pool(saved: SavedPool, pool: BlockPool) -> None:
         pool._block_by_key[key] = block
 
 
-def save_rows(rows: RowArrays) -> SavedRows:
+def save_rows(rows: RowArrays[Request]) -> SavedRows:
     return take(SavedRows, rows)
 
 
-def restore_rows(saved: SavedRows, rows: RowArrays) -> None:
+def restore_rows(saved: SavedRows, rows: RowArrays[Request]) -> None:
     put(saved, rows)
 
 

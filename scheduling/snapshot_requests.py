@@ -100,7 +100,7 @@ class RequestTable:
         return [_saved(request) for request in self._requests]
 
 
-def restore_requests(saved: Iterable[SavedRequest], rows: RowArrays) -> list[Request]:
+def restore_requests(saved: Iterable[SavedRequest], rows: RowArrays[Request]) -> list[Request]:
     """By number. Those with a row are put into it."""
     requests = [_restored(request, rows) for request in saved]
     for request in requests:
@@ -145,7 +145,7 @@ def _saved(request: Request) -> SavedRequest:
     return SavedRequest(*(*_plain_values(request), *computed))
 
 
-def _restored(saved: SavedRequest, rows: RowArrays) -> Request:
+def _restored(saved: SavedRequest, rows: RowArrays[Request]) -> Request:
     request = Request.__new__(Request)
     for name, value in zip(_PLAIN_FIELDS, _plain_values(saved), strict=True):
         setattr(request, name, value)

@@ -44,7 +44,7 @@ class SchedulerState:
         self.now_ns = 0
         """Of the last call of the scheduler's `step`."""
         self.pool = BlockPool(limits.num_blocks, limits.block_size, limits.prefix_caching)
-        self.rows = RowArrays(limits.max_num_seqs, limits.block_size)
+        self.rows: RowArrays[Request] = RowArrays(limits.max_num_seqs, limits.block_size)
         self.steps = StepLog()
         self.counters = Counters()
         self.ledgers = LedgerBook(limits)

@@ -26,7 +26,8 @@ from callboard.tests.actors.delivery_world import World
 from callboard.text import Tokenizer
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
-_FIXED = ("extra_keys", "eos_token_ids", "stop_token_ids")
+_IN_ROWS = ("_rows", "kept_token_ids")
+_FIXED = ("eos_token_ids", "stop_token_ids", "end_ids")
 _TIMES = ("rank", "queued_ns", "first_row_ns")
 """Of a request under the policy that does not look at its rank."""
 _NO_BEHAVIOUR = {"faults", "_tokenizer", "_encoder", "_progress"}
@@ -111,7 +112,7 @@ class _Freezer:
         state = scheduler._state
         return (
             scheduler._epoch is None,
-            self.freeze(state.policy),
+            self.freeze(sorted(state.waiting.values(), key=state.policies.order.rank)),
             self.freeze(list(state.running.values())),
             state.pool.num_free,
             tuple(state.rows._free),
@@ -119,16 +120,27 @@ class _Freezer:
             tuple([request.key for request in state.steps.requests_in_flight()]),
             state.is_fresh_due,
             self.freeze(state.trial),
-            self.freeze(state.outbox),
+            self.freeze(state.outbox._deltas),
+            self.freeze(state.outbox._refused),
         )
 
     def request(self, request: Request) -> Any:
-        left_out = ("run", "block_ids", "block_keys", "sampling", "worker_sampling", *_FIXED, *_TIMES)
+        left_out = ("run", "block_ids", "block_keys", "sampling", "worker_sampling", *_IN_ROWS, *_FIXED, *_TIMES)
         return (
             self.run(request.run),
             len(request.block_ids),
+            self.freeze(request.token_ids),
+            self.row(request),
             *[self.freeze(getattr(request, name)) for name in request.__slots__ if name not in left_out],
         )
+
+    def row(self, request: Request) -> Any:
+        """What stands of a running request in the arrays."""
+        rows, row = request._rows, request.row
+        if rows is None or row is None:
+            return None
+        arrays = (rows.num_computed, rows.num_expected, rows.next_full, rows.num_sent, rows.is_watched)
+        return tuple(int(array[row]) for array in arrays)
 
     def run(self, run: int | None) -> int | None:
         return None if run is None else self.last_run - run

@@ -17,6 +17,7 @@ from callboard.scheduling import failures, intake, running, scheduler, update
 from callboard.scheduling.events import WorkerAttached, WorkerGone
 from callboard.scheduling.leak_ledger import Leak
 from callboard.scheduling.limits import SchedulerLimits
+from callboard.scheduling.request import Request
 from callboard.scheduling.row_arrays import RowArrays
 from callboard.scheduling.state import SchedulerState
 from callboard.tests.scheduling.fake_rows import ints
@@ -202,7 +203,7 @@ def of_a_row(patch: pytest.MonkeyPatch) -> tuple[Stage, Leak]:
     give_back = RowArrays.give_back
     kept: list[int] = []
 
-    def faulty(rows: RowArrays, row: int) -> None:
+    def faulty(rows: RowArrays[Request], row: int) -> None:
         if not kept:
             kept.append(row)
             rows.requests[row] = None
