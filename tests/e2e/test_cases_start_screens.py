@@ -98,9 +98,9 @@ def screen_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
         (
             ["--topology", "typo.toml"],
             "configuration",
-            'typo.toml:4, [scheduler]: unknown field "max_num_sequs"; allowed: policy, max_num_seqs, '
-            "max_num_batched_tokens, long_prefill_token_threshold, pipeline_depth, watermark, max_queued_requests, "
-            "max_queued_tokens",
+            'typo.toml:4, [scheduler]: unknown field "max_num_sequs"; allowed: policy, preemption, admission, '
+            "max_num_seqs, max_num_batched_tokens, long_prefill_token_threshold, pipeline_depth, watermark, "
+            "max_queued_requests, max_queued_tokens, fair_aging_tokens_per_s, fair_aging_max_tokens, max_ledgers",
             'did you mean "max_num_seqs"?',
         ),
         (
