@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import gc
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -105,6 +105,13 @@ def _job(num_steps: int, seed: int) -> ReplayedRun:
         return record_and_replay(num_steps, seed, Path(folder))
 
 
+def _side_by_side(num_steps: int, seeds: Iterable[int]) -> list[ReplayedRun]:
+    """A process for each seed."""
+    command = [sys.executable, "-P", "-m", "callboard.bench.journal_replay", "--json", "--steps", str(num_steps)]
+    jobs = [subprocess.Popen([*command, "--seed", str(seed)], stdout=subprocess.PIPE) for seed in seeds]
+    return [msgspec.json.decode(job.communicate()[0], type=ReplayedRun) for job in jobs]
+
+
 def report(runs: Iterable[ReplayedRun]) -> list[str]:
     """Lines for people."""
     lines: list[str] = []
@@ -135,12 +142,16 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1_000_000, help="in all jobs together")
     parser.add_argument("--seed", type=int, default=0, help="of the first job")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, a process each")
+    parser.add_argument("--json", action="store_true", help="print the run of one job for a program")
     arguments = parser.parse_args()
-    print(describe_machine(), flush=True)
     jobs = max(1, arguments.jobs)
     seeds = range(arguments.seed, arguments.seed + jobs)
-    with ProcessPoolExecutor(jobs) as pool:
-        runs = list(pool.map(_job, [-(-arguments.steps // jobs)] * jobs, seeds))
+    num_steps = -(-arguments.steps // jobs)
+    if arguments.json:
+        print(msgspec.json.encode(_job(num_steps, arguments.seed)).decode())
+        return 0
+    print(describe_machine(), flush=True)
+    runs = _side_by_side(num_steps, seeds)
     print("\n".join(report(runs)))
     return 0 if all(run.is_identical for run in runs) else 1
 

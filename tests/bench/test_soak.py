@@ -18,7 +18,7 @@ def test_growth_is_the_slope_and_one_step_is_none() -> None:
     assert growth_bytes_per_s(samples(100)) == 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_thousand_requests_get_the_answers_that_they_must_get() -> None:
     report = run_soak(1000, num_rounds=2)
     assert report.faults == []

@@ -75,6 +75,7 @@ def test_chunks_and_depths(smollm2_gguf: Path, first: int, pairs: tuple[str, ...
         assert (differences, again.cached_tokens) == ([], 0), "the same prompt again finds nothing"
 
 
+@pytest.mark.nightly
 def test_a_pool_so_small_that_requests_are_preempted(smollm2_gguf: Path) -> None:
     with serve(smollm2_gguf, *SMALL_POOL) as server:
         check(server)

@@ -69,7 +69,14 @@ CHECKS = {
 """Where it is raised -> what has found it; anything else is an invariant of the scheduler itself."""
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+NUM_BUGS_BY_DAY = 18
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [pytest.param(bug, marks=[pytest.mark.nightly] if n >= NUM_BUGS_BY_DAY else []) for n, bug in enumerate(BUGS)],
+    ids=[bug.name for bug in BUGS],
+)
 def test_planted_bug_is_found(bug: PlantedBug) -> None:
     copies = mutated(f"callboard.{bug.module}", bug.old, bug.new, "callboard.tests.scheduling.twin_runs")
     with copies as runs, pytest.raises(Exception) as found:
