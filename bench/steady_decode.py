@@ -4,9 +4,10 @@
 
 All rows run, each with a prompt of another length, so that every step some of them need a block. Of a step is measured,
 in CPU time of the process: decode the result, apply it, make the plans that there is room for (depth 2), encode them
-("step"); and what follows when the plan is out: collect what goes to the tokenizer ("deltas"). Both sides are measured
-in turn, in the same process; medians over all steps of all pairs. The plain loop does the same for a request as a
-scheduler in plain Python does: no prefix cache misses, ends, preemptions or log-probabilities are in it.
+("step"); and what follows when the plan is out: blocks that are full get their keys, and what goes to the tokenizer is
+collected ("after"). Both sides are measured in turn, in the same process; medians over all steps of all pairs. The
+plain loop does the same for a request as a scheduler in plain Python does: no prefix cache misses, ends, preemptions or
+log-probabilities are in it.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ class Figures(NamedTuple):
     """Medians of one side, in microseconds."""
 
     step_us: float
-    deltas_us: float
+    after_us: float
 
     @property
     def all_us(self) -> float:
-        return self.step_us + self.deltas_us
+        return self.step_us + self.after_us
 
 
 class ArraySide:
@@ -265,12 +266,12 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     args = parser.parse_args()
     print(describe_machine())
-    print("microseconds of CPU a step, medians: step + deltas = all")
+    print("microseconds of CPU a step, medians: step + after = all")
     for num_rows in args.rows:
         arrays, plain = compare(num_rows, args.steps, args.pairs)
         print(
-            f"{num_rows:5} rows  scheduler {arrays.step_us:7.1f} + {arrays.deltas_us:6.1f} = {arrays.all_us:7.1f}   "
-            f"plain loop {plain.step_us:8.1f} + {plain.deltas_us:6.1f} = {plain.all_us:8.1f}   "
+            f"{num_rows:5} rows  scheduler {arrays.step_us:7.1f} + {arrays.after_us:6.1f} = {arrays.all_us:7.1f}   "
+            f"plain loop {plain.step_us:8.1f} + {plain.after_us:6.1f} = {plain.all_us:8.1f}   "
             f"ratio {plain.all_us / arrays.all_us:5.2f}",
             flush=True,
         )

@@ -18,6 +18,8 @@ from .wait_clock import WaitCause
 def admit_waiting(state: SchedulerState, plan: PlanBuilder) -> WaitCause | None:
     """Admit those whose turn it is until budget, rows, blocks or the plan's room for new rows run out, which is
     returned; None: nobody waits who could go."""
+    if len(state.lines):
+        state.register_noted_blocks()
     while len(state.lines):
         if not plan.budget:
             return WaitCause.BUDGET

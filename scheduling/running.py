@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..kv_cache.prefix_cache import register_full_blocks
 from .loading import lose_one_loaded
 from .plan_builder import PlanBuilder, Share
 from .preemption import preempt_one
@@ -46,6 +45,7 @@ def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
     that no victim stands in the plan. During a trial only the group that is tried runs.
     """
     is_short = False
+    state.register_noted_blocks()
     wanted = _wanted(state)
     while np.add.reduce(wanted.num_blocks) > state.pool.num_free:
         if state.rows.num_with_drafts:
@@ -59,7 +59,7 @@ def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
             break
         wanted = _wanted(state)
     _schedule(state, plan, wanted)
-    _cache_full_blocks(state)
+    _note_full_blocks(state)
     return is_short
 
 
@@ -160,8 +160,8 @@ def _give_blocks(state: SchedulerState, plan: PlanBuilder, rows: RowIndexes, num
     plan.append_blocks(rows, num_blocks, block_ids)
 
 
-def _cache_full_blocks(state: SchedulerState) -> None:
-    """Of all rows that have filled a block since the last plan."""
+def _note_full_blocks(state: SchedulerState) -> None:
+    """Of all rows that have filled a block since the last plan: they are to be made findable."""
     if not state.limits.prefix_caching:
         return
     arrays = state.rows
@@ -174,6 +174,4 @@ def _cache_full_blocks(state: SchedulerState) -> None:
     rows, size = rows[is_new], state.limits.block_size
     firsts, ends = next_full[is_new] // size - 1, num_ready[is_new] // size
     arrays.next_full[rows] = (ends + 1) * size
-    for request, first, end in zip(arrays.of(rows), firsts.tolist(), ends.tolist(), strict=True):
-        token_ids = request.kept_token_ids
-        register_full_blocks(state.pool, request.block_keys, token_ids, request.block_ids, first, end)
+    state.full_blocks.extend(zip(arrays.of(rows), firsts.tolist(), ends.tolist(), strict=True))

@@ -107,6 +107,7 @@ class Scheduler:
 
         The tokens for tokenizers in `blocked` stay here, and later ones merge into them.
         """
+        self._state.register_noted_blocks()
         outgoing = self._state.outbox.collect(self._state.find, blocked)
         loads = self._state.transfers.drain_unsent(self._state.steps.num_ended)
         return structs.replace(outgoing, loads=loads) if loads else outgoing
@@ -132,6 +133,7 @@ class Scheduler:
 
     def snapshot(self) -> bytes:
         """The whole state, between two calls of `step`; changes nothing. O(blocks + tokens of live requests)."""
+        self._state.register_noted_blocks()
         return save_state(self._state, self._epoch, self._next_step)
 
     @staticmethod

@@ -45,6 +45,11 @@ class SchedulerState:
         """Of the last call of the scheduler's `step`."""
         self.pool = BlockPool(limits.num_blocks, limits.block_size, limits.prefix_caching)
         self.rows: RowArrays[Request] = RowArrays(limits.max_num_seqs, limits.block_size)
+        self.full_blocks: list[tuple[Request, int, int]] = []
+        """Of running requests, in the order in which they became full: blocks [first, end) that are not findable yet.
+
+        Nobody can tell: they are made so before anybody looks, or gives blocks back, and else when the plan is out.
+        """
         self.steps = StepLog()
         self.counters = Counters()
         self.ledgers = LedgerBook(limits)
@@ -259,6 +264,8 @@ class SchedulerState:
         Plans run in one order, and within a step K/V are written before they are read, so the request that finds a
         block may stand in the same plan as the one that fills it. Drafts are not known tokens.
         """
+        if self.full_blocks:
+            self.register_noted_blocks()
         rows, row = self.rows, request.row
         assert row is not None
         num_ready = int(min(rows.num_computed[row], rows.num_tokens[row]))
@@ -268,6 +275,13 @@ class SchedulerState:
             token_ids = request.kept_token_ids
             register_full_blocks(self.pool, request.block_keys, token_ids, request.block_ids, first, end)
             rows.next_full[row] = (end + 1) * size
+
+    def register_noted_blocks(self) -> None:
+        """Make findable what was noted."""
+        noted, self.full_blocks = self.full_blocks, []
+        for request, first, end in noted:
+            token_ids = request.kept_token_ids
+            register_full_blocks(self.pool, request.block_keys, token_ids, request.block_ids, first, end)
 
     def _wait(self, request: Request, state: RequestState) -> None:
         request.state = state

@@ -6,6 +6,10 @@
 Least squares of the relative error, so that the many short decode steps count as much as the few long ones. With so few
 parts every subset of them is solved without the bound, and the best of those whose weights are all positive is taken:
 that is the exact solution of the bounded problem, whose positive weights solve the free one over themselves.
+
+Pairs grow with the square of a prompt's length, so over short prompts they pass for tokens, and are wrong for longer
+ones then: they are left out unless a prefill looks at MIN_PAIR_CONTEXT positions or more. A second fit leaves out the
+steps that the first is far from, such as the first ones of an engine, but not more than one in ten.
 """
 
 from __future__ import annotations
@@ -21,6 +25,10 @@ from .step_load import StepLoad
 
 PARTS = ("step", "decode row", "prefill row", "prefill token", "context token", "prefill context token", "prefill pair")
 MIN_SAMPLES = 20
+MIN_PAIR_CONTEXT = 1024
+_FAR = 5
+"""Times the median of the errors' sizes."""
+_MAX_LEFT_OUT = 0.1
 
 
 class StepSample(msgspec.Struct, frozen=True, gc=False):
@@ -72,8 +80,14 @@ def fit(samples: Sequence[StepSample]) -> FittedSteps:
     if durations.min() <= 0:
         raise ValueError("a measured step took no time")
     parts = np.array([_parts(sample.load) for sample in samples], np.float64)
-    weights = _least_squares(parts / durations[:, None])
-    errors = parts @ weights / durations - 1
+    if max(sample.load.prefill_context_tokens for sample in samples) < MIN_PAIR_CONTEXT:
+        parts[:, PARTS.index("prefill pair")] = 0.0
+    relative = parts / durations[:, None]
+    weights = _least_squares(relative)
+    sizes = np.abs(relative @ weights - 1)
+    bound = max(_FAR * float(np.median(sizes)), float(np.quantile(sizes, 1 - _MAX_LEFT_OUT)))
+    weights = _least_squares(relative[sizes <= bound])
+    errors = relative @ weights - 1
     return FittedSteps(
         weights_ns=tuple(weights.tolist()),
         num_samples=len(samples),

@@ -30,6 +30,7 @@ from callboard.simulation import (
     kv_blocks,
 )
 from callboard.simulation.capacity import weight_bytes
+from callboard.simulation.fit import _least_squares, _parts
 from callboard.simulation.measured_steps import MeasuredSteps
 from callboard.simulation.run import Simulation
 from callboard.simulation.step_load import decode_load, load_of
@@ -144,6 +145,22 @@ def test_a_fit_finds_planted_weights() -> None:
     assert "300 steps" in found.lines()[0]
 
 
+def test_pairs_of_short_prompts_are_taken_for_tokens() -> None:
+    """Prompts of 30 to 90 tokens whose cost is per pair in truth: a fit by pairs would be 11 times off at 1,000."""
+    loads = [load_of(np.zeros(1, np.int32), np.array([n], np.int32), 1) for n in range(30, 90)]
+    found = fit([StepSample(2_000_000 + 1000 * load.prefill_pairs, load) for load in loads])
+    assert found.weights_ns[6] == 0
+    assert found.median_error < 0.1
+
+
+def test_a_few_steps_that_are_far_off_are_left_out() -> None:
+    planted = FittedSteps((2e6, 5e4, 1e5, 2e4, 30.0, 0.0, 0.0), 0, 0.0, 0.0)
+    loads = random_loads(300)
+    durations = [planted.step_ns(load) * (4 if i % 30 == 7 else 1) for i, load in enumerate(loads)]
+    found = fit([StepSample(duration, load) for duration, load in zip(durations, loads, strict=True)])
+    assert found.weights_ns == pytest.approx(planted.weights_ns, rel=0.01, abs=0.5)
+
+
 def test_a_fit_of_decodes_only_leaves_the_rest_out() -> None:
     loads = [StepLoad(n, 0, 0, 50 * n + 7 * n * n, 0, 0, n) for n in range(1, 30)]
     found = fit([StepSample(1_000_000 + 3 * load.context_tokens, load) for load in loads])
@@ -157,7 +174,12 @@ def test_no_weights_fit_better(seed: int, others: list[float]) -> None:
     draw = np.random.default_rng(seed)
     loads = random_loads(40)
     samples = [StepSample(int(draw.integers(1_000_000, 20_000_000)), load) for load in loads]
-    found = fit(samples)
+    parts = np.array([_parts(sample.load) for sample in samples], np.float64)
+    durations = np.array([sample.duration_ns for sample in samples], np.float64)
+    weights = _least_squares(parts / durations[:, None])
+    found = FittedSteps(
+        tuple(weights.tolist()), 0, float(np.sqrt(np.mean((parts @ weights / durations - 1) ** 2))), 0.0
+    )
     assert min(found.weights_ns) >= 0
     changed = FittedSteps(tuple(w * o for w, o in zip(found.weights_ns, others, strict=True)), 0, 0.0, 0.0)
     error = np.mean([(changed.step_ns(sample.load) / sample.duration_ns - 1) ** 2 for sample in samples])
