@@ -6,8 +6,7 @@ All rows run, each with a prompt of another length, so that every step some of t
 in CPU time of the process: decode the result, apply it, make the plans that there is room for (depth 2), encode them
 ("step"); and what follows when the plan is out: blocks that are full get their keys, and what goes to the tokenizer is
 collected ("after"). Both sides are measured in turn, in the same process; medians over all steps of all pairs. The
-plain loop does the same for a request as a scheduler in plain Python does: no prefix cache misses, ends, preemptions or
-log-probabilities are in it.
+plain loop does what a scheduler in plain Python does for each request in turn; it cannot preempt, admit or count.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -32,14 +31,6 @@ from .machine import describe_machine
 WARM_UP_STEPS = 20
 BLOCK_SIZE = 16
 MAX_TOKENS = 100_000
-
-
-class Side(Protocol):
-    """What is measured. `step`: apply a result, plan; `collect`: what goes to the tokenizer."""
-
-    def step(self, result: StepResult) -> list[StepPlan]: ...
-
-    def collect(self) -> TokenDeltas: ...
 
 
 class Figures(NamedTuple):
@@ -117,7 +108,7 @@ class PlainSide:
         rows, runs, starts, counts, samples = [], [], [], [], []
         block_rows: list[int] = []
         block_ids: list[int] = []
-        budget = max(8192 * 1024, 2 * len(self._running))
+        budget = 1 << 23  # every prompt at once
         for request in self._running.values():
             wanted = len(request.token_ids) + request.num_in_flight - request.num_computed
             num_tokens = min(wanted, budget)

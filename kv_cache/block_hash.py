@@ -24,11 +24,6 @@ def extra_keys(cache_salt: str, adapter: str = "") -> bytes:
     return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 
-def block_key(parent: bytes, extra: bytes, token_bytes: bytes) -> bytes:
-    """32-byte key of a block from its parent's key, extra keys and tokens (int32 bytes)."""
-    return sha256(parent + _framed(extra) + token_bytes).digest()
-
-
 class BlockKeys:
     """The keys of one request's full blocks, computed once each, in order."""
 

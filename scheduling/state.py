@@ -264,17 +264,15 @@ class SchedulerState:
         Plans run in one order, and within a step K/V are written before they are read, so the request that finds a
         block may stand in the same plan as the one that fills it. Drafts are not known tokens.
         """
-        if self.full_blocks:
-            self.register_noted_blocks()
         rows, row = self.rows, request.row
         assert row is not None
         num_ready = int(min(rows.num_computed[row], rows.num_tokens[row]))
         if num_ready >= rows.next_full[row]:
             size = self.limits.block_size
             first, end = int(rows.next_full[row]) // size - 1, num_ready // size
-            token_ids = request.kept_token_ids
-            register_full_blocks(self.pool, request.block_keys, token_ids, request.block_ids, first, end)
             rows.next_full[row] = (end + 1) * size
+            self.full_blocks.append((request, first, end))
+        self.register_noted_blocks()
 
     def register_noted_blocks(self) -> None:
         """Make findable what was noted."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.kv_cache.block_hash import BlockKeys, block_key, extra_keys
+from callboard.kv_cache.block_hash import BlockKeys, extra_keys
 from callboard.kv_cache.block_pool import BlockPool, blocks_for
 from callboard.kv_cache.prefix_cache import find_prefix, register_full_blocks
 
@@ -68,7 +68,6 @@ def test_a_key_is_sha256_of_parent_extra_and_int32_tokens() -> None:
     tokens = b"\x01\x00\x00\x00\xff\xff\x01\x00"
     keys = BlockKeys(2, b"xy").upto(1, array("i", [1, 131071]))
     assert keys == [sha256(bytes(32) + b"\x02\x00\x00\x00xy" + tokens).digest()]
-    assert block_key(bytes(32), b"xy", tokens) == keys[0]
 
 
 def test_a_key_names_all_tokens_before_it() -> None:
