@@ -1,0 +1,210 @@
+"""Attention over the paged cache, of one row's tokens and the query heads that share a key head.
+
+Nothing is gathered into tensors: a decoding token reads its keys where they are; a chunk of a prompt copies 64 keys and
+values at a time into a tile that stays in the cache, for up to 128 queries (token and head) at once, with the softmax
+carried along (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .attention_tiles import call_tile, fetch_line, score_bfloat16, score_float32, sum_bfloat16, sum_float32
+from .compiled import compiled
+from .floats import exp, narrow, widen
+from .panels import call_product, product
+from .tiles import PANEL
+
+TILE_KEYS = 64
+TILE_QUERIES = 128
+_ZERO, _ONE, _NONE = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
+
+
+class Scratch(NamedTuple):
+    """One thread's place for intermediate values, float32."""
+
+    scores: NDArray[np.float32]
+    """[query heads of a key head, longest row]"""
+    queries: NDArray[np.float32]
+    """[TILE_QUERIES, head_dim]"""
+    keys: NDArray[np.float32]
+    """[head_dim, TILE_KEYS]: transposed"""
+    values: NDArray[np.float32]
+    """[TILE_KEYS, head_dim]"""
+    weights: NDArray[np.float32]
+    """[TILE_QUERIES, TILE_KEYS]"""
+    sums: NDArray[np.float32]
+    """[TILE_QUERIES, head_dim]"""
+    norms: NDArray[np.float32]
+    """[TILE_QUERIES, 2]: maximum and denominator of the softmax so far"""
+    addresses: NDArray[np.int64]
+    """[5]: of the tiles for scores in float32 and bfloat16, for sums in both, and of `product`."""
+
+
+def make_scratch(num_heads: int, num_kv_heads: int, head_dim: int, max_len: int) -> Scratch:
+    shapes = (
+        (num_heads // num_kv_heads, max_len + TILE_KEYS),
+        (TILE_QUERIES, head_dim),
+        (head_dim, TILE_KEYS),
+        (TILE_KEYS, head_dim),
+        (TILE_QUERIES, TILE_KEYS),
+        (TILE_QUERIES, head_dim),
+        (TILE_QUERIES, 2),
+    )
+    addresses = (score_float32(), score_bfloat16(), sum_float32(), sum_bfloat16(), product())
+    return Scratch(*(np.zeros(shape, np.float32) for shape in shapes), np.array(addresses, np.int64))
+
+
+@compiled
+def write_row(place, x):
+    """Put float32 x [head_dim] into a place of the cache, float32 or bfloat16 as uint16."""
+    for i in range(x.size):
+        place[i] = narrow(place[i], x[i])
+
+
+@compiled
+def attend_token(q, kv_head, keys, values, blocks, first, last, scale, scratch, out):
+    """One token sees positions first .. last - 1.
+
+    q: float32 [group, head_dim]; keys, values: [num_blocks, kv_heads, block_size, head_dim]; blocks: int32 [max_blocks];
+    out: float32 [group * head_dim].
+    """
+    group, head_dim = q.shape
+    block_size, length = keys.shape[2], last - first
+    scores, addresses = scratch.scores, scratch.addresses
+    score_stride = scores.strides[0]
+    kind = 1 if keys.itemsize == 2 else 0
+    q_at, scores_at, out_at = q.ctypes.data, scores.ctypes.data, out.ctypes.data
+    out[:] = _ZERO
+    for is_sum in range(2):
+        cache = values if is_sum else keys
+        base, block_bytes, head_bytes = cache.ctypes.data, cache.strides[0], cache.strides[1]
+        base += kv_head * head_bytes
+        position = first
+        while position < last:
+            place = position % block_size
+            count = min(block_size - place, last - position)
+            at = base + blocks[position // block_size] * block_bytes + place * cache.strides[2]
+            if position + count < last:
+                prefetch(base + blocks[position // block_size + 1] * block_bytes, head_bytes)
+            if is_sum:
+                call_tile(addresses[2 + kind], scores_at + 4 * (position - first), score_stride, at, count, head_dim, out_at,
+                          4 * head_dim, group)  # fmt: skip
+            else:
+                call_tile(addresses[kind], q_at, q.strides[0], at, count, head_dim, scores_at + 4 * (position - first),
+                          score_stride, group)  # fmt: skip
+            position += count
+        if not is_sum:
+            for g in range(group):
+                _softmax(scores[g, :length], scale)
+
+
+@compiled
+def prefetch(address, size):
+    """Lines of cache that will be read soon."""
+    for offset in range(0, size, 64):
+        fetch_line(address + offset)
+
+
+@compiled
+def _softmax(line, scale):
+    """In place, of scale times the numbers."""
+    largest = _NONE
+    for i in range(line.size):
+        largest = max(largest, line[i])
+    total = _ZERO
+    for i in range(line.size):
+        line[i] = exp((line[i] - largest) * scale)
+        total += line[i]
+    factor = _ONE / total
+    for i in range(line.size):
+        line[i] *= factor
+
+
+@compiled
+def _load_tile(cache_keys, cache_values, kv_head, blocks, start, count, scratch):
+    """Keys and values of positions start .. start + count - 1; what is behind them in the tile is zero."""
+    block_size, head_dim = cache_keys.shape[2:]
+    keys, values = scratch.keys, scratch.values
+    for j in range(TILE_KEYS):
+        if j < count:
+            position = start + j
+            block, place = blocks[position // block_size], position % block_size
+            key, value = cache_keys[block, kv_head, place], cache_values[block, kv_head, place]
+            for i in range(head_dim):
+                keys[i, j] = widen(key[i])
+            for i in range(head_dim):
+                values[j, i] = widen(value[i])
+        else:
+            for i in range(head_dim):
+                keys[i, j] = _ZERO
+                values[j, i] = _ZERO
+
+
+@compiled
+def _soften(scratch, num_queries, group, position, window, start, count):
+    """Scores of a tile to weights; sums and norms of what came before are scaled to the new maximum."""
+    weights, sums, norms = scratch.weights, scratch.sums, scratch.norms
+    for r in range(num_queries):
+        seen = position + r // group + 1 - start
+        last = min(count, seen)
+        first = max(0, seen - window) if window else 0
+        line = weights[r]
+        largest = norms[r, 0]
+        for j in range(first, last):
+            largest = max(largest, line[j])
+        if largest == _NONE:  # nothing seen yet
+            line[:] = _ZERO
+            continue
+        factor = exp(norms[r, 0] - largest) if norms[r, 0] != _NONE else _ZERO
+        total = _ZERO
+        for j in range(first, last):
+            line[j] = exp(line[j] - largest)
+            total += line[j]
+        line[:first] = _ZERO
+        line[max(first, last) :] = _ZERO
+        norms[r, 0] = largest
+        norms[r, 1] = norms[r, 1] * factor + total
+        if factor != _ONE:
+            for i in range(sums.shape[1]):
+                sums[r, i] *= factor
+
+
+@compiled
+def attend_chunk(
+    qkv, first_head, group, kv_head, keys, values, blocks, position, num_tokens, window, scale, scratch, out
+):
+    """`num_tokens` tokens (times group at most TILE_QUERIES) from `position` on; each sees itself and what is before it,
+    or the last `window` tokens of that (0: all).
+
+    qkv: float32 [num_tokens, heads, head_dim], of which heads first_head .. + group are meant; out: float32
+    [num_tokens, columns], of which columns first_head head_dim .. are written.
+    """
+    head_dim = qkv.shape[2]
+    num_queries = num_tokens * group
+    queries, weights, sums, norms = scratch.queries, scratch.weights, scratch.sums, scratch.norms
+    for r in range(num_queries):
+        for i in range(head_dim):
+            queries[r, i] = qkv[r // group, first_head + r % group, i] * scale
+            sums[r, i] = _ZERO
+        norms[r, 0], norms[r, 1] = _NONE, _ZERO
+    product = scratch.addresses[4]
+    end = position + num_tokens
+    start = max(0, position + 1 - window) if window else 0
+    while start < end:
+        count = min(TILE_KEYS, end - start)
+        _load_tile(keys, values, kv_head, blocks, start, count, scratch)
+        call_product(product, queries.ctypes.data, 4 * head_dim, scratch.keys.ctypes.data, head_dim, weights.ctypes.data,
+                     4 * TILE_KEYS, 0, num_queries << 32 | TILE_KEYS // PANEL)  # fmt: skip
+        _soften(scratch, num_queries, group, position, window, start, count)
+        call_product(product, weights.ctypes.data, 4 * TILE_KEYS, scratch.values.ctypes.data, TILE_KEYS, sums.ctypes.data,
+                     4 * head_dim, 1, num_queries << 32 | head_dim // PANEL)  # fmt: skip
+        start += count
+    for r in range(num_queries):
+        factor = _ONE / norms[r, 1]
+        column = (first_head + r % group) * head_dim
+        for i in range(head_dim):
+            out[r // group, column + i] = sums[r, i] * factor

@@ -1,0 +1,282 @@
+"""All layers of a decoder over the tokens of one step, as each thread of a team runs it.
+
+A layer is nine phases with a barrier behind each; within a phase the threads claim tokens, panels, or (row, key head).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .compiled import compiled
+from .attention import Scratch, attend_chunk, attend_token, write_row
+from .embedding import read_row
+from .linear import BITS, INPUTS, Rows, multiply
+from .rows import gate, rms_norm, round_row
+from .team import barrier, claim, clock
+
+QKV, OUTPUT, GATE_UP, DOWN = range(4)
+PHASES = ("embedding", "norms", "qkv", "rotary, cache", "attention", "output", "gate, up", "activation", "down", "head")
+"""What `times` are of, thread by thread: int64 [10] each, in the processor's units."""
+_EMBEDDING, _NORMS, _QKV, _PLACE, _ATTENTION, _OUTPUT, _GATE_UP, _ACTIVATION, _DOWN, _HEAD = range(10)
+INPUT_NORM, MLP_NORM, AFTER_ATTENTION_NORM, AFTER_MLP_NORM = range(4)
+
+Float32s = NDArray[np.float32]
+Int64s = NDArray[np.int64]
+_ZERO = np.float32(0.0)
+
+
+class Decoder(NamedTuple):
+    """A model's sizes and weights, for compiled code."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: np.float32
+    scale: np.float32
+    """Of scores: 1 / sqrt(head_dim)."""
+    is_gelu: bool
+    embedding_scale: np.float32
+    embedding: Int64s
+    """[8]"""
+    matrices: Int64s
+    """[num_layers, 4, 8]: QKV, OUTPUT, GATE_UP, DOWN, each as in `linear`."""
+    norms: Float32s
+    """[num_layers, 2 or 4, hidden_size]: INPUT_NORM, MLP_NORM, and those behind attention and MLP in some families."""
+    head_norms: Float32s
+    """[num_layers, num_heads + num_kv_heads, head_dim], or [0, 0, 0]."""
+    final_norm: Float32s
+    """[hidden_size]"""
+    windows: Int64s
+    """[num_layers]: tokens that a token sees; 0: all before it."""
+    tables: Int64s
+    """[num_layers]: which rotary table."""
+    rotary: Float32s
+    """[num_tables, max_model_len, 2, head_dim]: cosines, and sines with the sign that a half turn wants."""
+
+
+class Step(NamedTuple):
+    """The tokens of a step: n rows, t tokens, in the plan's order."""
+
+    token_ids: Int64s
+    """[t]"""
+    positions: Int64s
+    """[t]"""
+    slots: Int64s
+    """[t]: where key and value go."""
+    block_tables: NDArray[np.int32]
+    """[max rows, max_blocks]"""
+    table_rows: NDArray[np.int32]
+    """[n]: the row's line in block_tables."""
+    pieces: NDArray[np.int32]
+    """[m, 3]: row of 0 .. n - 1, its first token in the flat list, number of tokens: attention's parts, for each key
+    head once."""
+
+
+class Buffers(NamedTuple):
+    """Room for the tokens of a step, float32."""
+
+    hidden: Float32s
+    """[capacity, hidden_size]: the result of the final norm at last."""
+    rows: Rows
+    qkv: Float32s
+    """[capacity, outputs of QKV]"""
+    heads: Float32s
+    """[capacity, num_heads + 2 num_kv_heads, head_dim]: the same numbers."""
+    wide: Float32s
+    """[capacity, outputs of GATE_UP]"""
+    narrow: Float32s
+    """[capacity, outputs of OUTPUT and DOWN]: what those return where a norm stands between it and the sum."""
+
+
+@compiled
+def _prepare(state, num_threads, matrix, num_tokens, rows):
+    """What a matrix takes, of rows.x: rounded, if it is an integer matrix."""
+    if matrix[BITS] <= 8:
+        while True:
+            t = claim(state)
+            if t >= num_tokens:
+                break
+            round_row(rows.x[t, : matrix[INPUTS]], rows.values[t], rows.scales[t])
+    barrier(state, num_threads)
+
+
+@compiled
+def _embed(state, num_threads, matrix, token_ids, scale, hidden):
+    while True:
+        t = claim(state)
+        if t >= token_ids.size:
+            break
+        read_row(matrix, token_ids[t], scale, hidden[t])
+    barrier(state, num_threads)
+
+
+@compiled
+def _norm(state, num_threads, matrix, hidden, weight, eps, num_tokens, rows):
+    while True:
+        t = claim(state)
+        if t >= num_tokens:
+            break
+        x = rows.x[t, : hidden.shape[1]]
+        rms_norm(hidden[t], weight, eps, x)
+        if matrix[BITS] <= 8:
+            round_row(x, rows.values[t], rows.scales[t])
+    barrier(state, num_threads)
+
+
+@compiled
+def _turn(x, table):
+    """x: float32 [head_dim], in place; table: [2, head_dim]."""
+    half = x.size // 2
+    cos, sin = table[0], table[1]
+    for i in range(half):
+        a, b = x[i], x[half + i]
+        x[i] = a * cos[i] + b * sin[i]
+        x[half + i] = b * cos[half + i] + a * sin[half + i]
+
+
+@compiled
+def _place(state, num_threads, model, layer, step, heads, keys, values):
+    """Norm and turn queries and keys, write keys and values; heads: [t, heads of q, k and v, head_dim]."""
+    num_rotated = model.num_heads + model.num_kv_heads
+    table = model.rotary[model.tables[layer]]
+    while True:
+        t = claim(state)
+        if t >= step.positions.size:
+            break
+        turn = table[step.positions[t]]
+        block, place = divmod(step.slots[t], keys.shape[2])
+        for h in range(num_rotated):
+            if model.head_norms.shape[0]:
+                rms_norm(heads[t, h], model.head_norms[layer, h], model.eps, heads[t, h])
+            _turn(heads[t, h], turn)
+        for h in range(model.num_kv_heads):
+            write_row(keys[block, h, place], heads[t, model.num_heads + h])
+            write_row(values[block, h, place], heads[t, num_rotated + h])
+    barrier(state, num_threads)
+
+
+@compiled
+def _attend(state, num_threads, model, window, step, heads, keys, values, scratch, out):
+    group = model.num_heads // model.num_kv_heads
+    num_parts = len(step.pieces) * model.num_kv_heads
+    while True:
+        part = claim(state)
+        if part >= num_parts:
+            break
+        piece, kv_head = step.pieces[part // model.num_kv_heads], part % model.num_kv_heads
+        row, first, count = piece[0], piece[1], piece[2]
+        blocks = step.block_tables[step.table_rows[row]]
+        position = step.positions[first]
+        head = kv_head * group
+        if count == 1:
+            begin = max(0, position + 1 - window) if window else 0
+            line = out[first, head * model.head_dim : (head + group) * model.head_dim]
+            q = heads[first, head : head + group]
+            attend_token(q, kv_head, keys, values, blocks, begin, position + 1, model.scale, scratch, line)
+        else:
+            attend_chunk(heads[first : first + count], head, group, kv_head, keys, values, blocks,
+                         position, count, window, model.scale, scratch, out[first : first + count])  # fmt: skip
+    barrier(state, num_threads)
+
+
+@compiled
+def _add(state, num_threads, hidden, x, weight, eps, num_tokens):
+    """hidden += norm(x)"""
+    while True:
+        t = claim(state)
+        if t >= num_tokens:
+            break
+        line = x[t, : hidden.shape[1]]
+        rms_norm(line, weight, eps, line)
+        for i in range(line.size):
+            hidden[t, i] += line[i]
+    barrier(state, num_threads)
+
+
+@compiled
+def _activate(state, num_threads, matrix, wide, size, is_gelu, num_tokens, rows):
+    while True:
+        t = claim(state)
+        if t >= num_tokens:
+            break
+        x = rows.x[t, :size]
+        gate(wide[t], size, is_gelu, x)
+        if matrix[BITS] <= 8:
+            round_row(x, rows.values[t], rows.scales[t])
+    barrier(state, num_threads)
+
+
+@compiled
+def _lap(times, phase, since):
+    now = clock()
+    times[phase] += now - since
+    return now
+
+
+@compiled
+def run_layers(state, num_threads, model, step, buffers, cache, scratch, times):
+    """Tokens of a step become hidden states after the final norm, in buffers.hidden.
+
+    cache: [num_layers, 2 (keys, values), num_blocks, kv_heads, block_size, head_dim], float32 or bfloat16 as uint16; scratch, times:
+    of this thread.
+    """
+    num_tokens = step.positions.size
+    hidden, rows, heads = buffers.hidden, buffers.rows, buffers.heads
+    intermediate = model.matrices[0, DOWN, INPUTS]
+    is_sandwiched = model.norms.shape[1] > 2
+    since = clock()
+    _embed(state, num_threads, model.embedding, step.token_ids, model.embedding_scale, hidden)
+    since = _lap(times, _EMBEDDING, since)
+    for layer in range(len(model.matrices)):
+        matrices, norms = model.matrices[layer], model.norms[layer]
+        keys, values = cache[layer, 0], cache[layer, 1]
+        _norm(state, num_threads, matrices[QKV], hidden, norms[INPUT_NORM], model.eps, num_tokens, rows)
+        since = _lap(times, _NORMS, since)
+        multiply(state, num_threads, matrices[QKV], rows, num_tokens, buffers.qkv, 0)
+        since = _lap(times, _QKV, since)
+        _place(state, num_threads, model, layer, step, heads, keys, values)
+        since = _lap(times, _PLACE, since)
+        _attend(state, num_threads, model, model.windows[layer], step, heads, keys, values, scratch, rows.x)
+        since = _lap(times, _ATTENTION, since)
+        _prepare(state, num_threads, matrices[OUTPUT], num_tokens, rows)
+        since = _lap(times, _ACTIVATION, since)
+        if is_sandwiched:
+            multiply(state, num_threads, matrices[OUTPUT], rows, num_tokens, buffers.narrow, 0)
+            since = _lap(times, _OUTPUT, since)
+            _add(state, num_threads, hidden, buffers.narrow, norms[AFTER_ATTENTION_NORM], model.eps, num_tokens)
+        else:
+            multiply(state, num_threads, matrices[OUTPUT], rows, num_tokens, hidden, 1)
+            since = _lap(times, _OUTPUT, since)
+        _norm(state, num_threads, matrices[GATE_UP], hidden, norms[MLP_NORM], model.eps, num_tokens, rows)
+        since = _lap(times, _NORMS, since)
+        multiply(state, num_threads, matrices[GATE_UP], rows, num_tokens, buffers.wide, 0)
+        since = _lap(times, _GATE_UP, since)
+        _activate(state, num_threads, matrices[DOWN], buffers.wide, intermediate, model.is_gelu, num_tokens, rows)
+        since = _lap(times, _ACTIVATION, since)
+        if is_sandwiched:
+            multiply(state, num_threads, matrices[DOWN], rows, num_tokens, buffers.narrow, 0)
+            since = _lap(times, _DOWN, since)
+            _add(state, num_threads, hidden, buffers.narrow, norms[AFTER_MLP_NORM], model.eps, num_tokens)
+            since = _lap(times, _NORMS, since)
+        else:
+            multiply(state, num_threads, matrices[DOWN], rows, num_tokens, hidden, 1)
+            since = _lap(times, _DOWN, since)
+    while True:
+        t = claim(state)
+        if t >= num_tokens:
+            break
+        rms_norm(hidden[t], model.final_norm, model.eps, hidden[t])
+    barrier(state, num_threads)
+    _lap(times, _NORMS, since)
+
+
+@compiled
+def compute_logits(state, num_threads, matrix, rows, num_rows, logits, times):
+    """rows.x[: num_rows] holds hidden states; logits: float32 [capacity, OUTPUTS]."""
+    since = clock()
+    _prepare(state, num_threads, matrix, num_rows, rows)
+    multiply(state, num_threads, matrix, rows, num_rows, logits, 0)
+    _lap(times, _HEAD, since)

@@ -1,0 +1,53 @@
+"""What happens to a row between two matrices: norm, activation, rounding to int8."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .compiled import compiled
+from .floats import gelu_tanh, silu
+from .tiles import GROUP
+
+_LARGEST = np.float32(127.0)
+_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+
+
+@compiled
+def rms_norm(x, weight, eps, out):
+    """out = x / sqrt(mean(x²) + eps) weight; float32 [size] each. out may be x."""
+    total = _ZERO
+    for i in range(x.size):
+        total += x[i] * x[i]
+    scale = _ONE / np.sqrt(total / np.float32(x.size) + eps)
+    for i in range(x.size):
+        out[i] = x[i] * scale * weight[i]
+
+
+@compiled
+def gate(gate_up, size, is_gelu, out):
+    """out = act(gate) up; gate_up: float32 [2 size], out: float32 [size]."""
+    if is_gelu:
+        for i in range(size):
+            out[i] = gelu_tanh(gate_up[i]) * gate_up[size + i]
+    else:
+        for i in range(size):
+            out[i] = silu(gate_up[i]) * gate_up[size + i]
+
+
+@compiled
+def round_row(x, values, scales):
+    """x: float32 [size] -> int8 values [size]; of each 32: scales [size / 32, 2] gets s = max |x| / 127, s Σ values."""
+    for g in range(x.size // GROUP):
+        first = g * GROUP
+        largest = _ZERO
+        for i in range(GROUP):
+            largest = max(largest, abs(x[first + i]))
+        scale = largest / _LARGEST
+        inverse = _LARGEST / largest if largest > _ZERO else _ZERO
+        total = np.int32(0)
+        for i in range(GROUP):
+            value = np.int32(np.rint(x[first + i] * inverse))
+            values[first + i] = np.int8(value)
+            total += value
+        scales[g, 0] = scale
+        scales[g, 1] = scale * np.float32(total)

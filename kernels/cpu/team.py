@@ -1,0 +1,161 @@
+"""Threads that compute one step together: parts of the work are claimed, and every phase ends at a barrier.
+
+A barrier costs about the time of a line of cache from core to core. Who waits spins, for another thread is at work on
+the same phase; after a while it offers its core to others. Between steps helpers sleep in the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+from llvmlite import ir
+
+from .compiled import compiled
+from .vector_ir import INT32, INT64, Emitter
+
+_ARRIVED, _RELEASED, _CLAIMED = 0, 8, 16
+"""Words of the shared state, each on a line of its own: arrivals of all time, barriers passed, parts claimed."""
+STATE_WORDS = 24
+_SPINS_BETWEEN_YIELDS = 4096
+
+
+def _word(name: str, write: Callable[..., ir.Value], num_arguments: int) -> Callable[..., int]:
+    """An intrinsic (state: int64 array, *int64) -> int64 on the array's data."""
+
+    def codegen(context, builder, signature, arguments):
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        return write(Emitter(builder), builder.ptrtoint(array.data, INT64), *arguments[1:])
+
+    if num_arguments == 1:
+
+        def typed(context, state, place):
+            return types.int64(state, types.int64), codegen
+
+    else:
+
+        def typed(context, state, place, value):
+            return types.int64(state, types.int64, types.int64), codegen
+
+    typed.__name__ = name
+    return intrinsic(typed)
+
+
+def _pointer(e: Emitter, data: ir.Value, place: ir.Value) -> ir.Value:
+    return e.builder.inttoptr(e.address(data, (place, 8)), INT64.as_pointer())
+
+
+def _write_add(e: Emitter, data: ir.Value, place: ir.Value, value: ir.Value) -> ir.Value:
+    return e.builder.atomic_rmw("add", _pointer(e, data, place), value, "acq_rel")
+
+
+def _write_get(e: Emitter, data: ir.Value, place: ir.Value) -> ir.Value:
+    return e.builder.load_atomic(_pointer(e, data, place), "acquire", 8)
+
+
+def _write_set(e: Emitter, data: ir.Value, place: ir.Value, value: ir.Value) -> ir.Value:
+    e.builder.store_atomic(value, _pointer(e, data, place), "release", 8)
+    return value
+
+
+_add = _word("add", _write_add, 2)
+_get = _word("get", _write_get, 1)
+_set = _word("set", _write_set, 2)
+
+
+@intrinsic
+def _pause(context):
+    def codegen(context, builder, signature, arguments):
+        Emitter(builder).call("llvm.x86.sse2.pause", ir.VoidType())
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def _yield_core(context):
+    def codegen(context, builder, signature, arguments):
+        Emitter(builder).call("sched_yield", INT32)
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def clock(context):
+    """The processor's counter of time, in its own units."""
+
+    def codegen(context, builder, signature, arguments):
+        return Emitter(builder).call("llvm.readcyclecounter", INT64)
+
+    return types.int64(), codegen
+
+
+@compiled
+def claim(state):
+    """The next part of the phase, 0, 1, 2, ... over all threads."""
+    return _add(state, _CLAIMED, 1)
+
+
+@compiled
+def barrier(state, num_threads):
+    """Returns when all threads are here; parts are counted from 0 again."""
+    if num_threads == 1:
+        _set(state, _CLAIMED, 0)
+        return
+    passed = _get(state, _RELEASED)
+    if _add(state, _ARRIVED, 1) + 1 == (passed + 1) * num_threads:
+        _set(state, _CLAIMED, 0)
+        _set(state, _RELEASED, passed + 1)
+        return
+    spins = 0
+    while _get(state, _RELEASED) == passed:
+        _pause()
+        spins += 1
+        if spins == _SPINS_BETWEEN_YIELDS:
+            spins = 0
+            _yield_core()
+
+
+class Team:
+    """`num_threads` threads, the caller's own among them."""
+
+    def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+        self.state = np.zeros(STATE_WORDS, np.int64)
+        self._work: Callable[[int], None] | None = None
+        self._bells = [os.eventfd(0) for _ in range(num_threads - 1)]
+        self._is_closed = False
+        self._threads = [
+            threading.Thread(target=self._help, args=(index + 1, bell), daemon=True, name=f"compute-{index + 1}")
+            for index, bell in enumerate(self._bells)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def run(self, work: Callable[[int], None]) -> None:
+        """Call work(index) in every thread; it must pass the same barriers in each and end with one."""
+        self._work = work
+        for bell in self._bells:
+            os.eventfd_write(bell, 1)
+        work(0)
+
+    def close(self) -> None:
+        """End the helpers."""
+        self._is_closed = True
+        for bell, thread in zip(self._bells, self._threads, strict=True):
+            os.eventfd_write(bell, 1)
+            thread.join()
+            os.close(bell)
+
+    def _help(self, index: int, bell: int) -> None:
+        while True:
+            os.eventfd_read(bell)
+            if self._is_closed:
+                return
+            assert self._work is not None
+            self._work(index)

@@ -1,0 +1,141 @@
+"""A few words of LLVM's language, for kernels whose registers we choose ourselves.
+
+numba compiles loops well, but it has no type for a vector register; what needs one is written as an intrinsic with
+these. Addresses are plain integers (intp), offsets are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import lru_cache
+
+from llvmlite import ir
+from numba import cfunc, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+INT8, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+HALF, FLOAT = ir.HalfType(), ir.FloatType()
+
+
+_KEPT: list[object] = []
+"""Compiled functions whose addresses are known to others."""
+
+
+class Emitter:
+    """Writes instructions behind the builder's position."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.builder = builder
+
+    def const(self, value: int) -> ir.Value:
+        return ir.Constant(INT64, value)
+
+    def address(self, base: ir.Value, *terms: ir.Value | int | tuple[ir.Value, int]) -> ir.Value:
+        """base + the sum of the terms; a pair is a product."""
+        for term in terms:
+            if isinstance(term, tuple):
+                term = self.builder.mul(term[0], self.const(term[1]))
+            elif isinstance(term, int):
+                if not term:
+                    continue
+                term = self.const(term)
+            base = self.builder.add(base, term)
+        return base
+
+    def load(self, address: ir.Value, kind: ir.Type) -> ir.Value:
+        """Unaligned."""
+        value = self.builder.load(self.builder.inttoptr(address, kind.as_pointer()))
+        value.align = 1
+        return value
+
+    def store(self, value: ir.Value, address: ir.Value) -> None:
+        """Unaligned."""
+        self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer())).align = 1
+
+    def splat(self, value: ir.Value, count: int) -> ir.Value:
+        """The scalar in each lane."""
+        undefined = ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
+        first = self.builder.insert_element(undefined, value, ir.Constant(INT32, 0))
+        zeros = ir.Constant(ir.VectorType(INT32, count), [0] * count)
+        return self.builder.shuffle_vector(first, undefined, zeros)
+
+    def vector(self, element: ir.Type, count: int, value: float) -> ir.Value:
+        """A constant in each lane."""
+        return ir.Constant(ir.VectorType(element, count), [value] * count)
+
+    def call(self, name: str, result: ir.Type, *arguments: ir.Value) -> ir.Value:
+        """An LLVM intrinsic or a function of the C library."""
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments)
+
+    def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+        """x y + z"""
+        return self.call(f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
+
+    def sum_lanes(self, value: ir.Value) -> ir.Value:
+        """Of a float32 vector, in an order of the compiler's."""
+        kind = ir.FunctionType(FLOAT, [FLOAT, value.type])
+        name = f"llvm.vector.reduce.fadd.v{value.type.count}f32"
+        function = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        return self.builder.call(function, [ir.Constant(FLOAT, 0.0), value], fastmath=("reassoc",))
+
+    def variable(self, value: ir.Value) -> ir.Value:
+        """A place that holds `value` at first; a register, after optimisation."""
+        return cgutils.alloca_once_value(self.builder, value)
+
+    def opaque(self, value: int) -> ir.Value:
+        """A number that the compiler does not know: a loop of so many rounds stays one, and its order. Unrolled, sums
+        of integers are rearranged until the registers do not suffice."""
+        kind = ir.FunctionType(INT64, [INT64])
+        return self.builder.asm(kind, "", "=r,0", [self.const(value)], False)
+
+    def loop(self, count: ir.Value) -> AbstractContextManager[cgutils.Loop]:
+        """`with e.loop(n) as loop:` runs what is written inside for loop.index = 0 .. n - 1."""
+        return cgutils.for_range(self.builder, count, intp=INT64)
+
+
+def kernel(num_arguments: int, write: Callable[..., None]) -> Callable[..., None]:
+    """A function of `num_arguments` integers, callable from compiled code; `write(emitter, *arguments)` writes it."""
+
+    def codegen(context, builder, _signature, arguments):
+        write(Emitter(builder), *arguments)
+        return context.get_dummy_value()
+
+    signature = types.void(*[types.intp] * num_arguments)
+    names = ", ".join(f"a{index}" for index in range(num_arguments))
+    scope = {"signature": signature, "codegen": codegen}
+    exec(f"def typed(context, {names}):\n    return signature, codegen", scope)  # numba asks for named arguments
+    return intrinsic(scope["typed"])
+
+
+def native(num_arguments: int) -> Callable[[Callable[..., None]], Callable[[], int]]:
+    """Compile a function of `num_arguments` integers on its own, at the first call of what this
+    returns: a function that gives its address, for a `caller`.
+
+    Compiled into every caller, as numba does, tiles would take most of a minute.
+    """
+
+    signature = types.void(*[types.intp] * num_arguments)
+
+    def compile_it(function: Callable[..., None]) -> Callable[[], int]:
+        @lru_cache
+        def address() -> int:
+            compiled = cfunc(signature, cache=True, error_model="numpy")(function)
+            _KEPT.append(compiled)
+            return int(compiled.address)
+
+        return address
+
+    return compile_it
+
+
+def caller(num_arguments: int) -> Callable[..., None]:
+    """A function (address, *integers) for compiled code that calls what lies at the address."""
+
+    def write(e: Emitter, address, *arguments) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [INT64] * num_arguments)
+        e.builder.call(e.builder.inttoptr(address, kind.as_pointer()), arguments)
+
+    return kernel(num_arguments + 1, write)
