@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ..checkpoints import read_shape, resolve_checkpoint
 from ..cli.simulate_fit import Recorded, read_recorded
 from ..journal.files import files_of
 from ..mailbox.messages.admission import Admit
@@ -27,7 +28,6 @@ from .cores import Cores, pinned
 from .open_loop import LoadGenerator, Outcome, completion_request, poisson_arrivals
 from .server_process import ServerProcess
 
-VOCABULARY = 40_000
 NUM_WARM_UPS = 4
 PAUSE_S = 0.5
 
@@ -40,11 +40,14 @@ class Load(msgspec.Struct, frozen=True):
     output_len: int
 
     def requests(self, seconds: float, seed: int) -> list[TraceRequest]:
-        """When they are due, and how long they are."""
+        """When they are due, and how long they are. Raises RuntimeError if none comes."""
         draw = random.Random(seed)
+        arrivals_s = poisson_arrivals(self.rate_per_s, seconds, seed)
+        if not arrivals_s:
+            raise RuntimeError(f"no request came in {seconds:g} s: a segment is too short for this rate")
         return [
             TraceRequest(round(at_s * 1e9), _around(draw, self.input_len), max(2, _around(draw, self.output_len)))
-            for at_s in poisson_arrivals(self.rate_per_s, seconds, seed)
+            for at_s in arrivals_s
         ]
 
 
@@ -121,11 +124,12 @@ def alternate(
     num_threads: int | None = None,
 ) -> Alternation:
     """Start an engine, warm it up, send `num_pairs` times both loads for so many seconds each, stop it, and fit."""
+    vocab_size = read_shape(resolve_checkpoint(model)).vocab_size
     settings = [] if num_threads is None else ["--set", f"process.worker.threads={num_threads}"]
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal"
         with ServerProcess(model, "--set", f"journal.path={journal}", *settings) as server, pinned(server, cores):
-            segments = asyncio.run(_send_all(server.url, loads, num_pairs, seconds))
+            segments = asyncio.run(_send_all(server.url, loads, num_pairs, seconds, vocab_size))
             server.terminate()
             server.wait()
         fitted, checked = segments[::2], segments[1::2]
@@ -140,24 +144,26 @@ def alternate(
     return Alternation(recorded, fitted, checked, round(float(np.median(outside))))
 
 
-async def _send_all(url: str, loads: tuple[Load, Load], num_pairs: int, seconds: float) -> list[Segment]:
+async def _send_all(
+    url: str, loads: tuple[Load, Load], num_pairs: int, seconds: float, vocab_size: int
+) -> list[Segment]:
     """The segments of both loads in turns."""
     async with LoadGenerator(url) as generator:
         for number, load in enumerate(loads):
             draw = random.Random(-1 - number)
             request = TraceRequest(0, load.input_len, load.output_len)
-            await generator.closed_loop([_body(draw, request) for _ in range(NUM_WARM_UPS)], 2)
-        return [
-            await _send(generator, loads[number % 2], seconds, seed=2 * number + 1) for number in range(2 * num_pairs)
-        ]
+            await generator.closed_loop([_body(draw, request, vocab_size) for _ in range(NUM_WARM_UPS)], 2)
+        segments = []
+        for number in range(2 * num_pairs):
+            seed = 2 * number + 1
+            trace, draw = loads[number % 2].requests(seconds, seed), random.Random(seed + 1)
+            bodies = [_body(draw, request, vocab_size) for request in trace]
+            segments.append(await _send(generator, trace, bodies))
+        return segments
 
 
-async def _send(generator: LoadGenerator, load: Load, seconds: float, seed: int) -> Segment:
-    """One segment, behind a pause in which the engine comes to rest. Raises RuntimeError if it has no request, or one is refused."""
-    trace, draw = load.requests(seconds, seed), random.Random(seed + 1)
-    if not trace:
-        raise RuntimeError(f"no request came in {seconds:g} s: the segments are too short for this rate")
-    bodies = [_body(draw, request) for request in trace]
+async def _send(generator: LoadGenerator, trace: list[TraceRequest], bodies: list[bytes]) -> Segment:
+    """One segment, behind a pause in which the engine comes to rest. Raises RuntimeError if a request is refused."""
     await asyncio.sleep(PAUSE_S)
     begin_ns = time.monotonic_ns()
     outcomes = await generator.open_loop(bodies, [request.arrival_ns / 1e9 for request in trace])
@@ -171,8 +177,8 @@ async def _send(generator: LoadGenerator, load: Load, seconds: float, seed: int)
     return Segment(sent, outcomes, period)
 
 
-def _body(draw: random.Random, request: TraceRequest) -> bytes:
-    prompt = [draw.randrange(100, VOCABULARY) for _ in range(request.num_prompt_tokens)]
+def _body(draw: random.Random, request: TraceRequest, vocab_size: int) -> bytes:
+    prompt = [draw.randrange(1, vocab_size) for _ in range(request.num_prompt_tokens)]
     return completion_request(prompt, request.num_output_tokens)
 
 

@@ -1,7 +1,7 @@
 """A real engine against its simulation: step times fitted from the journal of one load, checked on another.
 
-    python -m callboard.bench.simulated_against_measured [MODEL] [--pairs N] [--seconds S] [--fit RATE IN OUT]
-        [--check RATE IN OUT] [--pin {auto,no}] [--threads N]
+    python -m callboard.bench.simulated_against_measured [MODEL] [--pairs N] [--seconds S]
+        [--fit RATE IN OUT] [--check RATE IN OUT] [--pin {auto,no}] [--threads N]
 
 Both loads are Poisson arrivals of greedy streams; prompts are random ids, so nothing is a prefix hit; lengths lie
 evenly between half and one and a half of those named. One engine with one journal gets them in turns, N times for S
@@ -35,6 +35,7 @@ from .overlap import DEMO_MODEL
 MAX_ERROR = 0.1
 PERCENTILES = (50, 90, 99)
 FITTED, CHECKED = Load(1.2, 128, 64), Load(0.8, 96, 80)
+NUM_PAIRS, SECONDS = 6, 15.0
 MAX_THREADS = 4
 """Of the worker by default: a small model has no use for more, and each one more can be late."""
 
@@ -100,8 +101,8 @@ def compare(
     model: str,
     loads: tuple[Load, Load] = (FITTED, CHECKED),
     *,
-    num_pairs: int = 4,
-    seconds: float = 20.0,
+    num_pairs: int = NUM_PAIRS,
+    seconds: float = SECONDS,
     is_pinned: bool = True,
     num_threads: int | None = None,
 ) -> Comparison:
@@ -178,8 +179,8 @@ def _load(values: Sequence[float]) -> Load:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=DEMO_MODEL)
-    parser.add_argument("--pairs", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each segment")
+    parser.add_argument("--pairs", type=int, default=NUM_PAIRS)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each segment")
     for name, load in (("--fit", FITTED), ("--check", CHECKED)):
         default = [load.rate_per_s, load.input_len, load.output_len]
         parser.add_argument(name, nargs=3, type=float, default=default, metavar=("RATE", "IN", "OUT"))
