@@ -82,6 +82,6 @@ def test_loads_in_turns_on_an_engine(tmp_path: Path) -> None:
     load = Load(20.0, 12, 6)
     comparison = compare(str(tmp_path), (load, load), num_pairs=1, seconds=1.0, num_threads=1)
     assert os.sched_getaffinity(0) == before
-    assert [len(pair.measured.ttft_ns) for pair in comparison.pairs] == [len(load.requests(1.0, seed)) for seed in (3,)]
-    for pair in comparison.pairs:
-        assert min(*pair.measured.ttft_ns, *pair.simulated.ttft_ns, *pair.measured.tpot_ns) > 0
+    (pair,) = comparison.pairs
+    assert len(pair.measured.ttft_ns) == len(pair.simulated.ttft_ns) == len(load.requests(1.0, seed=3))
+    assert min(*pair.measured.ttft_ns, *pair.simulated.ttft_ns, *pair.measured.tpot_ns) > 0
