@@ -1,7 +1,7 @@
 """What a dtype costs in quality: perplexity on a text, and how far the most likely tokens are those of the first dtype.
 
     python -m callboard.bench.quality [MODEL] [--dtypes float32,bfloat16,...] [--tokens N] [--window W]
-        [--steps 1x512,16x1] [--prompts N] [--output N] [--text FILE] [--json]
+        [--steps 1x512,16x1] [--prompts N] [--output N] [--threads N] [--text FILE] [--json]
 
 The model is loaded as a worker loads it and computed by the worker's runner, in this process. The text is English prose
 that every Python brings along (`pydoc_data.topics`, which differs a little between Python's versions), cut into windows
@@ -45,6 +45,8 @@ class Options(msgspec.Struct, frozen=True):
     steps: tuple[StepShape, ...] = (StepShape(1, 512), StepShape(16, 1))
     num_prompts: int = 16
     output_len: int = 128
+    num_threads: int | None = None
+    """None: the cores."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -103,6 +105,7 @@ def measure(model: str, text: str, options: Options) -> Iterator[Line]:
                 num_rows=num_rows,
                 max_len=max_len,
                 max_step_tokens=max(*step_tokens, len(prompts) * PROMPT_LEN),
+                num_threads=options.num_threads,
             )
         )
         written = write_greedily(runner, prompts, options.output_len)
@@ -153,6 +156,7 @@ def main() -> None:
     parser.add_argument("--steps", default="1x512,16x1", help="rows x tokens of each, a step")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--output", type=int, default=128, help="tokens of a greedy continuation")
+    parser.add_argument("--threads", type=int, help="compute threads; default: the cores")
     parser.add_argument("--text", type=Path, help="another text, UTF-8")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -163,6 +167,7 @@ def main() -> None:
         steps=tuple(StepShape.parse(text) for text in args.steps.split(",")),
         num_prompts=args.prompts,
         output_len=args.output,
+        num_threads=args.threads,
     )
     text = prose() if args.text is None else args.text.read_text(encoding="utf-8")
     lines = list(measure(args.model, text, options))

@@ -20,14 +20,21 @@ from ..topology.plan import worker_process
 Tokens = Sequence[int]
 
 
-def launch_of(model: str, *, dtype: str, num_rows: int, max_len: int, max_step_tokens: int) -> Launch:
-    """What a start of `serve` would prepare for so many rows of up to `max_len` tokens. Raises ConfigError."""
+def launch_of(
+    model: str, *, dtype: str, num_rows: int, max_len: int, max_step_tokens: int, num_threads: int | None = None
+) -> Launch:
+    """What a start of `serve` would prepare for so many rows of up to `max_len` tokens. Raises ConfigError.
+
+    `num_threads`: of the worker, and so of this process; None: its cores.
+    """
     settings = {
         "model.dtype": dtype,
         "model.max_model_len": str(max_len),
         "scheduler.max_num_seqs": str(num_rows),
         "scheduler.max_num_batched_tokens": str(max(max_step_tokens, num_rows)),
     }
+    if num_threads is not None:
+        settings["process.worker.threads"] = str(num_threads)
     block_size = topology_from(model).kv_cache.block_size
     settings["kv_cache.num_blocks"] = str(num_rows * blocks_for(max_len, block_size))
     return prepare_launch(topology_from(model, settings))
