@@ -81,7 +81,8 @@ def write_greedily(runner: RunnerHere, prompts: Sequence[Tokens], num_tokens: in
 
 def equal_lengths(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     """[number of rows]: tokens before the first difference; both: [number of rows, num_tokens]."""
-    return np.logical_and.accumulate(one == other, axis=1).sum(axis=1)
+    counts: npt.NDArray[np.int64] = np.logical_and.accumulate(one == other, axis=1).sum(axis=1)
+    return counts
 
 
 def _groups(windows: Sequence[Tokens], size: int) -> Iterator[list[Tokens]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from callboard.bench.alternating_loads import EngineTtft, Load, Segment
-from callboard.bench.cores import Cores, share_out
+from callboard.bench.cores import Cores, pinned, share_out
 from callboard.bench.open_loop import Outcome
 from callboard.bench.random_model import write_random_model
 from callboard.bench.simulated_against_measured import Comparison, Latencies, Pair, compare
@@ -33,6 +34,38 @@ from callboard.simulation.periods import Period
 )
 def test_a_physical_core_has_one_owner(siblings: Sequence[Sequence[int]], cores: Cores | None) -> None:
     assert share_out(siblings) == cores
+
+
+class _Server:
+    """Two processes in place of a server and its worker."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        self.pid, self._worker = (process.pid for process in processes)
+
+    def pid_of(self, process: str) -> int:
+        assert process == "worker"
+        return self._worker
+
+    def children(self) -> list[int]:
+        return [self._worker]
+
+
+def test_everybody_stays_on_its_cores_until_the_end() -> None:
+    own = sorted(os.sched_getaffinity(0))
+    cores = Cores((own[0],), (own[-1],))
+    processes = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    try:
+        server = _Server(processes)
+        with pinned(server, cores):  # type: ignore[arg-type]
+            assert os.sched_getaffinity(server.pid_of("worker")) == {own[0]}
+            assert os.sched_getaffinity(server.pid) == os.sched_getaffinity(0) == {own[-1]}
+        assert os.sched_getaffinity(0) == set(own)
+        with pinned(server, None):  # type: ignore[arg-type]
+            assert os.sched_getaffinity(0) == set(own)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def test_what_a_client_saw() -> None:
