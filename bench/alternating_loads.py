@@ -24,6 +24,7 @@ from ..scheduling.deltas import Outgoing
 from ..scheduling.events import Event
 from ..simulation import TraceRequest
 from ..simulation.periods import Period
+from ..simulation.tables import milliseconds
 from .cores import Cores, pinned
 from .open_loop import LoadGenerator, Outcome, completion_request, poisson_arrivals
 from .server_process import ServerProcess
@@ -69,6 +70,11 @@ class Segment(msgspec.Struct, frozen=True):
             1e9 * (outcome.end_s - outcome.first_s) / (request.num_output_tokens - 1)
             for request, outcome in zip(self.trace, self.outcomes, strict=True)
         ]
+
+    def line(self) -> str:
+        """For a person, while it goes on."""
+        medians = [milliseconds(float(np.median(values)) / 1e6) for values in (self.ttft_ns(), self.tpot_ns())]
+        return f"{len(self.trace)} requests, median TTFT {medians[0]} ms, TPOT {medians[1]} ms"
 
 
 class Alternation(msgspec.Struct, frozen=True):
@@ -123,7 +129,10 @@ def alternate(
     cores: Cores | None = None,
     num_threads: int | None = None,
 ) -> Alternation:
-    """Start an engine, warm it up, send `num_pairs` times both loads for so many seconds each, stop it, and fit."""
+    """Start an engine, warm it up, send `num_pairs` times both loads for so many seconds each, stop it, and fit.
+
+    Prints a line for each segment as it ends.
+    """
     vocab_size = read_shape(resolve_checkpoint(model)).vocab_size
     settings = [] if num_threads is None else ["--set", f"process.worker.threads={num_threads}"]
     with tempfile.TemporaryDirectory() as folder:
@@ -159,6 +168,7 @@ async def _send_all(
             trace, draw = loads[number % 2].requests(seconds, seed), random.Random(seed + 1)
             bodies = [_body(draw, request, vocab_size) for request in trace]
             segments.append(await _send(generator, trace, bodies))
+            print(f"segment {number + 1} of {2 * num_pairs}: {segments[-1].line()}", flush=True)
         return segments
 
 
