@@ -29,7 +29,7 @@ def resolve_dtypes(topology: Topology, checkpoint: Checkpoint, shape: ModelShape
     model = topology.model
     on_cpu = worker_process(topology).device == "cpu"
     obstacle = _obstacle(shape) if on_cpu else "it is for device cpu"
-    dtype = model.dtype
+    dtype: str = model.dtype
     if dtype in PACKED_DTYPES and obstacle is not None:
         raise ConfigError(f"model.dtype {dtype} cannot be computed here: {obstacle}", advice="use float32 or bfloat16")
     if dtype == "auto":
@@ -40,10 +40,11 @@ def resolve_dtypes(topology: Topology, checkpoint: Checkpoint, shape: ModelShape
             dtype = "bfloat16" if _cpu_has_bfloat16() else "float32"
             if packed is not None:
                 _log.warning("the %s weights of %s are widened to %s: %s", packed, checkpoint.name, dtype, obstacle)
-    kv_dtype = model.kv_dtype
+    kv_dtype: str = model.kv_dtype
     if kv_dtype == "auto":
         kv_dtype = "bfloat16" if dtype in PACKED_DTYPES else dtype
-    return msgspec.structs.replace(topology, model=msgspec.structs.replace(model, dtype=dtype, kv_dtype=kv_dtype))
+    resolved = msgspec.structs.replace(model, dtype=dtype, kv_dtype=kv_dtype)
+    return msgspec.structs.replace(topology, model=resolved)
 
 
 def _obstacle(shape: ModelShape) -> str | None:

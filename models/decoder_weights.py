@@ -32,6 +32,7 @@ M = TypeVar("M")
 """How matrices are held."""
 E = TypeVar("E")
 """How the embedding is held."""
+Held = TypeVar("Held", covariant=True)
 
 
 class Layer(NamedTuple, Generic[M]):
@@ -80,7 +81,7 @@ class Weights(NamedTuple, Generic[E, M]):
             yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
 
 
-class Form(Protocol[E, M]):
+class Form(Protocol[E, Held]):
     """How a model holds its embedding and its matrices."""
 
     def matrix(self, sizes: Sizes) -> Stack[Any]:
@@ -91,7 +92,7 @@ class Form(Protocol[E, M]):
         """Where the elements of its bias are."""
         ...
 
-    def hold_matrix(self, matrix: Any, bias: Any = None) -> M:
+    def hold_matrix(self, matrix: Any, bias: Any = None) -> Held:
         """Both, when they are whole."""
         ...
 
@@ -99,7 +100,7 @@ class Form(Protocol[E, M]):
         """The embedding, as it was gathered."""
         ...
 
-    def tie_head(self, embedding: E) -> M:
+    def tie_head(self, embedding: E) -> Held:
         """A head that has the embedding's weights."""
         ...
 

@@ -47,7 +47,7 @@ def read_pieces(
     *,
     quantized: bool,
 ) -> Iterator[tuple[str, int, RowsOfPiece]]:
-    """(canonical name, first row, rows) of every tensor in `expected`, as `StoredTensor.pieces` gives them; all names
+    """(canonical name, first row, rows) of every tensor in `expected`, as `StoredTensor` gives them; all names
     and shapes are checked first. Errors as of `load_model`."""
     wanted = _match(_open(checkpoint, shape, expected), expected, shape, checkpoint.path)
     return _pieces(wanted, progress, quantized)
@@ -98,7 +98,7 @@ def _pieces(
     total = sum(tensor.num_bytes for tensor in tensors)
     done = 0
     for tensor in tensors:
-        for first, rows in tensor.pieces(quantized=quantized):
+        for first, rows in tensor.stored_pieces() if quantized else tensor.pieces():
             yield tensor.name, first, rows
             if progress is not None:
                 progress(done + tensor.num_bytes * (first + len(rows)) // tensor.shape[0], total)

@@ -20,9 +20,12 @@ Whole = TypeVar("Whole", covariant=True)
 class Stack(Protocol[Whole]):
     """Rows of one or more tensors, one below the other."""
 
-    firsts: Mapping[str, int]
-    """Canonical name -> its first row here."""
     missing_rows: int
+
+    @property
+    def firsts(self) -> Mapping[str, int]:
+        """Canonical name -> its first row here."""
+        ...
 
     def put(self, first_row: int, rows: RowsOfPiece) -> None:
         """Take rows over."""

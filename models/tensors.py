@@ -28,13 +28,20 @@ class StoredTensor(NamedTuple):
     read_quantized: Callable[[int, int], QuantizedRows] | None = None
     """The same rows as they are stored, if that is in groups of 32 with a scale and a minimum."""
 
-    def pieces(self, *, quantized: bool = False) -> Iterator[tuple[int, Tensor | QuantizedRows]]:
-        """The whole tensor as (first row, rows), a few MiB at a time; as it is stored if `quantized` and it can be."""
-        read = self.read_quantized if quantized and self.read_quantized is not None else self.read_rows
+    def pieces(self) -> Iterator[tuple[int, Tensor]]:
+        """The whole tensor as (first row, rows), a few MiB at a time."""
+        return ((first, self.read_rows(first, last)) for first, last in self._ranges())
+
+    def stored_pieces(self) -> Iterator[tuple[int, Tensor | QuantizedRows]]:
+        """As `pieces`; rows as they are stored where they can be read so."""
+        read = self.read_rows if self.read_quantized is None else self.read_quantized
+        return ((first, read(first, last)) for first, last in self._ranges())
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
         num_rows = self.shape[0]
         row_elements = 1
         for size in self.shape[1:]:
             row_elements *= size
         step = max(_PIECE_ELEMENTS // max(row_elements, 1) // self.row_group, 1) * self.row_group
         for first in range(0, num_rows, step):
-            yield first, read(first, min(first + step, num_rows))
+            yield first, min(first + step, num_rows)

@@ -217,7 +217,16 @@ def _lap(times, phase, since):
 
 
 @compiled
-def run_layers(state, num_threads, model, step, buffers, cache, scratch, times):
+def run_layers(
+    state: Int64s,
+    num_threads: int,
+    model: Decoder,
+    step: Step,
+    buffers: Buffers,
+    cache: NDArray[np.generic],
+    scratch: Scratch,
+    times: Int64s,
+) -> None:
     """Tokens of a step become hidden states after the final norm, in buffers.hidden.
 
     cache: [num_layers, 2 (keys, values), num_blocks, kv_heads, block_size, head_dim], float32 or bfloat16 as uint16; scratch, times:
@@ -274,7 +283,9 @@ def run_layers(state, num_threads, model, step, buffers, cache, scratch, times):
 
 
 @compiled
-def compute_logits(state, num_threads, matrix, rows, num_rows, logits, times):
+def compute_logits(
+    state: Int64s, num_threads: int, matrix: Int64s, rows: Rows, num_rows: int, logits: Float32s, times: Int64s
+) -> None:
     """rows.x[: num_rows] holds hidden states; logits: float32 [capacity, OUTPUTS]."""
     since = clock()
     _prepare(state, num_threads, matrix, num_rows, rows)
