@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -51,14 +52,10 @@ class Child:
             self.process.stdin.close()
         else:
             self.process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
-            pass
-        try:
+        with contextlib.suppress(ProcessLookupError):  # the usual case: all have ended
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # the usual case: all have ended
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()

@@ -63,17 +63,19 @@ class HttpPeer:
             self._child = None
 
     def _answers(self) -> bool:
-        """One token, if it serves already."""
+        """One token, if it serves already. Raises PeerFailed if it does and refuses."""
         body = json.dumps({"prompt": FIRST_PROMPT, "max_tokens": 1, "temperature": 0, "ignore_eos": True})
         connection = http.client.HTTPConnection("127.0.0.1", self._port)
         try:
             connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
             response = connection.getresponse()
-            response.read()
+            answer = response.read()
         except (OSError, http.client.HTTPException):
             return False
         finally:
             connection.close()
+        if response.status == 400:
+            raise PeerFailed(f"refuses its first request: {answer.decode(errors='replace')}")
         return response.status == 200
 
 

@@ -12,7 +12,7 @@ Stream = tuple[float, float, float, int]
 CACHE_GIB = 2
 MAX_NUM_BATCHED_TOKENS = 512
 MAX_NUM_SEQS = 64
-FIRST_PROMPT = [504, 346, 2988]
+FIRST_PROMPT = [67, 68, 69]
 
 
 class OpenVINO:

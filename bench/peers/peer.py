@@ -13,8 +13,8 @@ from .process_tree import TreeMemory
 
 Kind = Literal["http", "offline"]
 """Peers are compared with those of their kind: over HTTP, with the client on the same cores, or in-process."""
-FIRST_PROMPT = [504, 346, 2988]
-"""Of the one token that a start is timed to."""
+FIRST_PROMPT = [67, 68, 69]
+"""Of the one token that a start is timed to: ids that the smallest vocabulary has."""
 
 
 class NotInstalled(Exception):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from .peer import Kind
-from .points import STARTUP, Point
+from .points import Point
 from .rounds import PeerRound, PointFigures
 
 OWN = "callboard"
@@ -47,7 +47,7 @@ class Median(msgspec.Struct, frozen=True):
 
 
 def columns_of(points: Sequence[Point], has_startup: bool) -> list[Column]:
-    """What Callboard is judged by: rates where requests run together, time to the first token where a prompt is long."""
+    """What Callboard is judged by: rates, and the time to the first token where prompts are long."""
     columns = [
         Column(f"{point.name} tok/s", _of_point(point.name, "output_tokens_per_s"), True, 1)
         for point in points

@@ -15,6 +15,7 @@ def find(options: PeerOptions) -> Sequence[Peer]:
     """Raises NotInstalled."""
     binary = require_file(options.vllm, "--vllm")
     folder = require_file(options.hf_dir, "--hf-dir")
-    arguments = "--dtype bfloat16 --max-model-len 4096 --max-num-seqs 32 --host 127.0.0.1 --port".split()
+    command = [str(binary), "serve", str(folder), "--dtype", "bfloat16", "--host", "127.0.0.1"]
+    limits = ["--max-model-len", "4096", "--max-num-seqs", "32"]
     environment = {"VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB), "HF_HUB_OFFLINE": "1"}
-    return [HttpPeer("vLLM bf16", lambda port: [str(binary), "serve", str(folder), *arguments, str(port)], environment)]
+    return [HttpPeer("vLLM bf16", lambda port: [*command, *limits, "--port", str(port)], environment)]
