@@ -33,7 +33,7 @@ class _Usage(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: dict[str, object] | str | None = None
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -93,7 +93,7 @@ async def _stream(session: aiohttp.ClientSession, url: str, body: bytes, begun: 
                     continue
                 event = _decoder.decode(line[5:])
                 if event.error is not None:
-                    raise PeerFailed(bytes(event.error)[:_MAX_ERROR_CHARACTERS].decode(errors="replace"))
+                    raise PeerFailed(str(event.error)[:_MAX_ERROR_CHARACTERS])
                 if event.choices and event.choices[0].text:
                     last = time.perf_counter() - begun
                     first = last if first is None else first

@@ -59,6 +59,8 @@ class LinePeer:
     def memory(self) -> TreeMemory:
         if self._child is None:
             raise PeerFailed("does not run")
+        if self._child.process.poll() is not None:
+            raise self._child.fail(f"ended with status {self._child.process.returncode}")
         return tree_memory(self._child.pid)
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
 """llama.cpp's server: a row for each GGUF file, for its speed is that of the file's type.
 
-Its slots share out the cache evenly when it starts. Room for the longest prompt in each of 32 slots would be most of its
-memory, and one cache for all slots at once slows them; so a prompt that is longer than a slot gets a server of its own.
+Its slots share out the cache evenly when it starts. Room for the longest prompt in each of 32 slots would be most of
+its memory, and one cache for all slots slows them; so a prompt that is longer than a slot gets a server of its own.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class LlamaServer:
     def _switch_to(self, server: HttpPeer) -> None:
         if server is self._running:
             return
-        memory = self._many.memory() if self._running is self._many else None
+        self._memory = self._many.memory() if self._running is self._many else None
         self._running.stop()
+        self._running = server
         server.start()
-        self._running, self._memory = server, memory
 
 
 def find(options: PeerOptions) -> Sequence[Peer]:

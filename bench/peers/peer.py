@@ -57,7 +57,7 @@ class Peer(Protocol):
         """All prompts, `concurrency` at a time, greedily to `output_len` tokens each. Raises PeerFailed."""
 
     def memory(self) -> TreeMemory:
-        """Of the process and all below it, now."""
+        """Of the process and all below it, now. Raises PeerFailed if it has ended."""
 
     def stop(self) -> None:
         """Nothing of it runs when this returns. May be called twice."""

@@ -10,7 +10,7 @@ import msgspec
 
 from ..load import LoadReport, StreamTimes
 from .peer import Kind, Peer, PeerFailed
-from .points import Point
+from .points import STARTUP, Point
 from .process_tree import TreeMemory
 
 
@@ -57,35 +57,36 @@ def run_peer(peer: Peer, points: Sequence[Point], round_index: int, vocab_size: 
     load_average = os.getloadavg()[0]
     figures: dict[str, PointFigures] = {}
     errors: dict[str, str] = {}
+    first_token_s: float | None = None
+    memory: list[TreeMemory] = []
+    step = STARTUP
     try:
         first_token_s = peer.start()
-    except PeerFailed as error:
-        return PeerRound(peer.name, peer.kind, round_index, load_average, errors={"startup": str(error)})
-    try:
-        memory_at_start = peer.memory()
+        memory.append(peer.memory())
         for point in points:
             print(f"  round {round_index + 1}: {peer.name}, {point.name}", file=sys.stderr, flush=True)
             try:
-                warm_up = point.warm_up_prompts(vocab_size, round_index)
-                if warm_up:
-                    peer.run(warm_up, min(point.concurrency, len(warm_up)), point.output_len)
-                prompts = point.prompts(vocab_size, round_index)
-                figures[point.name] = figures_of(peer.run(prompts, point.concurrency, point.output_len))
+                figures[point.name] = figures_of(run_point(peer, point, round_index, vocab_size))
             except PeerFailed as error:
                 errors[point.name] = str(error)
-        return PeerRound(
-            peer.name,
-            peer.kind,
-            round_index,
-            load_average,
-            first_token_s,
-            memory_at_start,
-            peer.memory(),
-            figures,
-            errors,
-        )
+        step = "memory after the load"
+        memory.append(peer.memory())
+    except PeerFailed as error:
+        errors[step] = str(error)
     finally:
         peer.stop()
+    at_start, after_load = [*memory, None, None][:2]
+    return PeerRound(
+        peer.name, peer.kind, round_index, load_average, first_token_s, at_start, after_load, figures, errors
+    )
+
+
+def run_point(peer: Peer, point: Point, round_index: int, vocab_size: int) -> list[StreamTimes]:
+    """The warm-up, and then what counts. Raises PeerFailed."""
+    warm_up = point.warm_up_prompts(vocab_size, round_index)
+    if warm_up:
+        peer.run(warm_up, min(point.concurrency, len(warm_up)), point.output_len)
+    return peer.run(point.prompts(vocab_size, round_index), point.concurrency, point.output_len)
 
 
 def figures_of(streams: Sequence[StreamTimes]) -> PointFigures:
