@@ -94,6 +94,8 @@ def main() -> None:
     points = [point for point in POINTS if point.name in chosen]
     print(describe_machine(), flush=True)
     peers = find_peers(arguments.peers, options_of(arguments))
+    if not peers:
+        sys.exit("nobody is left to measure")
     vocab_size = read_shape(resolve_checkpoint(arguments.model)).vocab_size
 
     def note(one: PeerRound) -> None:

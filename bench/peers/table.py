@@ -14,6 +14,7 @@ from .rounds import PeerRound, PointFigures
 OWN = "callboard"
 """How Callboard's rows begin; the others are what it is compared with."""
 MIB = 2**20
+_KINDS: Sequence[tuple[str, Kind]] = (("Offline", "offline"), ("Over HTTP", "http"))
 Value = Callable[[PeerRound], float | None]
 
 
@@ -97,12 +98,8 @@ def comparison_lines(rounds: Sequence[PeerRound], columns: Sequence[Column], kin
     lines.append(_row(["**best peer**", *("-" if best is None else best[0] for best in bests)]))
     for name in names:
         if name.startswith(OWN):
-            cells = []
-            for column, best in zip(columns, bests, strict=True):
-                own = _median(rounds, name, column)
-                known = own is not None and best is not None
-                cells.append(f"**{ratio(own.median, best[1], column.is_more_better):.2f}**" if known else "-")  # type: ignore[union-attr, index]
-            lines.append(_row([f"**{name} / best peer**", *cells]))
+            ratios = [_ratio_text(rounds, name, column, best) for column, best in zip(columns, bests, strict=True)]
+            lines.append(_row([f"**{name} / best peer**", *ratios]))
     return lines
 
 
@@ -136,13 +133,20 @@ def report(rounds: Sequence[PeerRound], points: Sequence[Point], has_startup: bo
         f"Medians of {num_rounds} alternating rounds (low to high); a ratio above 1 is better than the best peer.",
         "",
     ]
-    for title, kind in (("Offline", "offline"), ("Over HTTP", "http")):
-        if table := comparison_lines(rounds, columns, "offline" if kind == "offline" else "http"):
+    for title, kind in _KINDS:
+        if table := comparison_lines(rounds, columns, kind):
             lines += [f"## {title}", "", *table, ""]
     if points:
         lines += ["## Latencies in ms: p50 / p99", "", *latency_lines(rounds, points), ""]
     lines.append(f"Load average before a start: {min(loads):.1f} to {max(loads):.1f}")
     return "\n".join([*lines, *error_lines(rounds)])
+
+
+def _ratio_text(rounds: Sequence[PeerRound], name: str, column: Column, best: tuple[str, float] | None) -> str:
+    own = _median(rounds, name, column)
+    if own is None or best is None:
+        return "-"
+    return f"**{ratio(own.median, best[1], column.is_more_better):.2f}**"
 
 
 def _latencies(runs: Sequence[PointFigures]) -> str:
