@@ -34,7 +34,7 @@ FAMILIES: dict[str, Callable[[PeerOptions], Sequence[Peer]]] = {
 }
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ",".join([*(point.name for point in POINTS), STARTUP])
     parser.add_argument("model", help="as callboard serve takes it")
@@ -54,7 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--transformers-python", type=Path, default=Path(sys.executable))
     parser.add_argument("--hf-dir", type=Path, help="the model for vLLM and transformers")
     parser.add_argument("--json", type=Path, help="append every start's figures to this file, a line each")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if unknown := set(arguments.points.split(",")) - set(names.split(",")):
         parser.error(f"unknown points {', '.join(sorted(unknown))}; there are {names}")
     return arguments
@@ -88,7 +88,7 @@ def find_peers(families: Sequence[str], options: PeerOptions) -> list[Peer]:
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    arguments = parse_arguments(sys.argv[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is stopped
     chosen = arguments.points.split(",")
     points = [point for point in POINTS if point.name in chosen]
