@@ -1,4 +1,4 @@
-"""docs/peers.md: its commands are understood, its load shapes and peers are those of the code, and a table comes out."""
+"""docs/peers.md: its commands are understood, its shapes and peers are those of the code, and a table comes out."""
 
 from __future__ import annotations
 
