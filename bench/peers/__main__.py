@@ -52,6 +52,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--openvino-model", type=Path, nargs="+", default=[], help="exported folders, a row each")
     parser.add_argument("--vllm", type=Path, help="its command")
     parser.add_argument("--transformers-python", type=Path, default=Path(sys.executable))
+    parser.add_argument("--transformers-dtype", nargs="+", default=["bfloat16"], help="a row each")
     parser.add_argument("--hf-dir", type=Path, help="the model for vLLM and transformers")
     parser.add_argument("--json", type=Path, help="append every start's figures to this file, a line each")
     arguments = parser.parse_args(words)
@@ -72,6 +73,7 @@ def options_of(arguments: argparse.Namespace) -> PeerOptions:
         openvino_models=arguments.openvino_model,
         vllm=arguments.vllm,
         transformers_python=arguments.transformers_python,
+        transformers_dtypes=arguments.transformers_dtype,
         hf_dir=arguments.hf_dir,
     )
 
@@ -98,12 +100,19 @@ def main() -> None:
         sys.exit("nobody is left to measure")
     vocab_size = read_shape(resolve_checkpoint(arguments.model)).vocab_size
 
+    rounds: list[PeerRound] = []
+
     def note(one: PeerRound) -> None:
+        rounds.append(one)
         if arguments.json is not None:
             with arguments.json.open("ab") as file:
                 file.write(msgspec.json.encode(one) + b"\n")
 
-    print(report(run_rounds(peers, points, arguments.rounds, vocab_size, note), points, STARTUP in chosen))
+    try:
+        run_rounds(peers, points, arguments.rounds, vocab_size, note)
+    finally:  # interrupted, too, it shows what it has
+        if rounds:
+            print(report(rounds, points, STARTUP in chosen))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ class PeerOptions(msgspec.Struct, frozen=True, kw_only=True):
     openvino_models: Sequence[Path] = ()
     vllm: Path | None = None
     transformers_python: Path | None = None
+    transformers_dtypes: Sequence[str] = ("bfloat16",)
     hf_dir: Path | None = None
 
 

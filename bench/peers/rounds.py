@@ -42,14 +42,11 @@ class PeerRound(msgspec.Struct, frozen=True):
 
 def run_rounds(
     peers: Sequence[Peer], points: Sequence[Point], num_rounds: int, vocab_size: int, note: Callable[[PeerRound], None]
-) -> list[PeerRound]:
+) -> None:
     """`note` is told of each start when it is over. A peer that fails at one point is put through the others."""
-    rounds = []
     for round_index in range(num_rounds):
         for peer in peers:
-            rounds.append(run_peer(peer, points, round_index, vocab_size))
-            note(rounds[-1])
-    return rounds
+            note(run_peer(peer, points, round_index, vocab_size))
 
 
 def run_peer(peer: Peer, points: Sequence[Point], round_index: int, vocab_size: int) -> PeerRound:

@@ -1,4 +1,4 @@
-"""transformers' `generate` over static batches, in bfloat16, in its own process."""
+"""transformers' `generate` over static batches, in its own process: a row for each dtype."""
 
 from __future__ import annotations
 
@@ -13,5 +13,10 @@ def find(options: PeerOptions) -> Sequence[Peer]:
     """Raises NotInstalled."""
     python = require_module(options.transformers_python, "--transformers-python", "transformers")
     folder = require_file(options.hf_dir, "--hf-dir")
-    command = worker_command(python, "transformers_engine.py", str(folder), str(options.num_threads))
-    return [LinePeer("transformers bf16", command)]
+    return [
+        LinePeer(
+            f"transformers {dtype}",
+            worker_command(python, "transformers_engine.py", str(folder), str(options.num_threads), dtype),
+        )
+        for dtype in options.transformers_dtypes
+    ]

@@ -1,4 +1,4 @@
-"""transformers for `offline_worker`: a batch starts when the one before it has ended. MODEL THREADS"""
+"""transformers for `offline_worker`: a batch starts when the one before it has ended. MODEL THREADS DTYPE"""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FIRST_PROMPT = [67, 68, 69]
 class StaticBatches:
     """Prompts of a batch have one length, so nothing is padded."""
 
-    def __init__(self, folder: str, num_threads: int) -> None:
+    def __init__(self, folder: str, num_threads: int, dtype: str) -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(num_threads)
         self._torch = torch
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
 
     def run(self, prompts: Sequence[Sequence[int]], concurrency: int, output_len: int) -> list[Stream]:
         streams: list[Stream] = []
@@ -53,6 +53,6 @@ class StaticBatches:
 
 
 def load(arguments: Sequence[str]) -> Callable[[Sequence[Sequence[int]], int, int], list[Stream]]:
-    engine = StaticBatches(arguments[0], int(arguments[1]))
+    engine = StaticBatches(arguments[0], int(arguments[1]), arguments[2])
     engine.run([FIRST_PROMPT], 1, 1)
     return engine.run

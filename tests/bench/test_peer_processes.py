@@ -18,7 +18,7 @@ from callboard.bench.peers.line_peer import LinePeer
 from callboard.bench.peers.peer import PeerFailed, PeerOptions
 from callboard.bench.peers.points import Point
 from callboard.bench.peers.process_tree import process_tree, tree_memory
-from callboard.bench.peers.rounds import run_rounds
+from callboard.bench.peers.rounds import PeerRound, run_rounds
 from callboard.bench.random_model import write_random_model
 
 ENGINE = """
@@ -89,7 +89,8 @@ def test_a_peer_that_is_not_installed_is_a_line(options: PeerOptions, capsys: py
 @pytest.mark.slow
 def test_callboard_over_http_and_offline_in_alternating_rounds(options: PeerOptions) -> None:
     peers = find_peers(["callboard", "callboard-offline"], options)
-    rounds = run_rounds(peers, [GOOD, TOO_LONG], 1, VOCAB_SIZE, lambda one: None)
+    rounds: list[PeerRound] = []
+    run_rounds(peers, [GOOD, TOO_LONG], 1, VOCAB_SIZE, rounds.append)
     assert [(one.peer, one.kind) for one in rounds] == [
         ("callboard auto", "http"),
         ("callboard auto offline", "offline"),
