@@ -179,6 +179,11 @@ class RowArrays(Generic[R]):
         requests = self.requests
         return [request for row in rows.tolist() if (request := requests[row]) is not None]
 
+    @property
+    def has_removed(self) -> bool:
+        """The next plan has rows to tell of."""
+        return bool(self._removed)
+
     def drain_removed(self) -> list[int]:
         """Rows freed since the last plan, in that order; each at most once."""
         removed, self._removed = self._removed, []

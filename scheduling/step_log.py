@@ -100,6 +100,27 @@ class StepLog:
         self._complete(step, False)
         self._settle()
 
+    def are_all_of(self, runs: bytes, num_steps: int) -> bool:
+        """So many steps are in flight, of these runs each, and of every row one token is expected."""
+        return self.num_in_flight == num_steps == len(self._steps) and all(
+            step.runs == runs and step.yielding_runs == runs and step.num_drafts is None for step in self._steps
+        )
+
+    def repeat(self, num_steps: int, num_changes: int, *, has_successor: bool) -> None:
+        """The results of the so many oldest steps came, and after each a plan like the last one was made.
+
+        Only if `are_all_of` what runs now; `num_changes`: as in `PlannedStep`.
+        """
+        last = self._steps[-1]
+        assert last.runs is not None
+        for step in range(last.step + 1 + max(0, num_steps - self.num_in_flight), last.step + 1 + num_steps):
+            self._steps.popleft()
+            runs = last.yielding_runs
+            self._steps.append(PlannedStep(step, runs, last.requests, last.yielding_rows, runs, num_changes))
+        self.num_planned += num_steps
+        self.num_steady += num_steps
+        self.num_overlapped += num_steps * has_successor
+
     def requests_in_flight(self) -> Iterator[Request]:
         """The requests of the steps in flight, oldest step first, each as often as it has a row."""
         for index in range(len(self._steps) - self.num_in_flight, len(self._steps)):
