@@ -150,6 +150,7 @@ class _Change(NamedTuple):
     """Of the row: in the plan, or, of one that is full, by run."""
     request: Request
     block_index: int
+    """Of one that is full."""
 
 
 def _change_blocks(state: SchedulerState, steady: SteadyRows, num_steps: int) -> list[int]:
@@ -193,7 +194,7 @@ def _changes(state: SchedulerState, steady: SteadyRows, num_steps: int) -> list[
     num_places = steady.num_places.tolist()
     for place, start in enumerate(steady.starts.tolist()):
         for step in range(num_places[place] - start, num_steps, size):
-            changes.append(_Change(step, False, place, requests[place], (start + step) // size))
+            changes.append(_Change(step, False, place, requests[place], 0))
     if state.limits.prefix_caching:
         next_full = arrays.next_full[rows].tolist()
         for place, num_tokens in enumerate(steady.num_tokens.tolist()):

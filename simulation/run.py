@@ -3,6 +3,9 @@
 The scheduler is called as its actor calls it: with what has come, then again while it makes plans. Each plan costs
 `schedule_ns`, in which nothing else is handled; a token is at its client when the scheduler takes the result in.
 Nothing is random, so a simulation repeats itself exactly.
+
+Most steps only decode, and nothing comes between: those the scheduler takes at once, and what is to be told of them is
+told as if it had taken them singly.
 """
 
 from __future__ import annotations
@@ -39,7 +42,10 @@ def simulate(
 
 
 class Simulation:
-    """One run. `scheduler` may be looked at when it is over."""
+    """One run. `scheduler` may be looked at when it is over.
+
+    `is_stepwise`: it is asked for every step, even for those that are known beforehand; what happens is the same.
+    """
 
     def __init__(
         self,
@@ -59,7 +65,9 @@ class Simulation:
         self._recorder = HistoryRecorder(trace, max(last_ns // NUM_GAUGES, _MIN_GAUGE_NS), limits.num_blocks)
         self._has_deadlines = any(request.deadline_ns is not None for request in trace)
         self._depth = limits.pipeline_depth
-        self._num_arrived = self._num_handled = 0
+        self._num_arrived = 0
+        self.num_handled = 0
+        """Calls of the scheduler with what had come."""
         self.scheduler.step(0, [WorkerAttached(1)])
 
     def run(self) -> History:
@@ -71,8 +79,8 @@ class Simulation:
             while (next_ns := self._next_ns()) is not None:
                 now_ns = max(free_ns, next_ns)
                 free_ns = self._handle(now_ns, self._due(now_ns))
-                self._num_handled += 1
-                if not self._num_handled % _COLLECT_EVERY:
+                self.num_handled += 1
+                if not self.num_handled % _COLLECT_EVERY:
                     self._collect()
                 if not self._is_stepwise:
                     free_ns = self._run_steady(free_ns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ from callboard.tests.scheduling.deep_compare import differences
 from callboard.tests.scheduling.fake_rows import ints
 from callboard.tests.scheduling.fake_worker import make_admit, make_limits
 from callboard.tests.scheduling.restored_beside import parts
-from callboard.tests.scheduling.twin_transitions import TRANSITIONS, choose_limits
+from callboard.tests.scheduling.twin_transitions import TRANSITIONS, choose_limits, go_on
 from callboard.tests.scheduling.twin_world import World
 
 Int32s = npt.NDArray[np.int32]
@@ -110,7 +111,11 @@ class SteadyWorld:
             make_admit(
                 f"r{self.num_named}",
                 prompt,
-                **{"ignore_eos": bool(choices.below(3)), "max_tokens": between(choices, 1, one_of(choices, [6, 80])), **changes},
+                **{
+                    "ignore_eos": bool(choices.below(3)),
+                    "max_tokens": between(choices, 1, one_of(choices, [6, 80])),
+                    **changes,
+                },
                 priority=between(choices, 0, 2),
                 tenant=one_of(choices, ["a", "b"]),
                 deadline_ns=self.now_ns + 10**6 if choices.below(30) == 29 else None,
@@ -126,7 +131,9 @@ class SteadyWorld:
             tokens = np.array([one_of(self.choices, TOKENS) for _ in runs], np.int32)
             positions = ends[samples].tobytes()
             waiting = len(self.plans)
-            self.call(StepResult(1, plan.step, runs.tobytes(), positions, tokens.tobytes(), 0, 1, num_plans_waiting=waiting))
+            self.call(
+                StepResult(1, plan.step, runs.tobytes(), positions, tokens.tobytes(), 0, 1, num_plans_waiting=waiting)
+            )
 
     def take_stretch(self) -> None:
         steady = self.at_once.find_steady()
@@ -169,9 +176,9 @@ class SteadyWorld:
             "fair": limits.policy == "fair",
             "estimate": limits.admission == "estimate",
             "no prefix caching": not limits.prefix_caching,
-            **{f"depth {limits.pipeline_depth}": True},
+            f"depth {limits.pipeline_depth}": True,
         }
-        self.seen.update(name for name, has in found.items() if has)
+        self.seen.update({name: int(has) for name, has in found.items()})
 
     def finish(self) -> None:
         while self.plans:
@@ -213,23 +220,39 @@ def run_steady_worlds(seeds: Iterable[int]) -> None:
         run_steady_world(SeededChoices(seed), 60, Counter())
 
 
-def run_other_world(choices: Choices, num_transitions: int) -> int:
-    """With drafts, sessions, grammars, transfers, deaths, failures: restored copies of the scheduler take the steps.
+class WatchedScheduler:
+    """Stands in for a scheduler: whenever steps could be taken at once, restored copies of it take them."""
 
-    Returns how often some could be taken.
-    """
-    world = World(choose_limits(choices))
-    num_stretches = 0
-    for _ in range(num_transitions):
-        one_of(choices, TRANSITIONS)(world, choices)
-        steady = world.scheduler.find_steady()
+    def __init__(self, scheduler: Scheduler, choices: Choices) -> None:
+        self._scheduler, self._choices = scheduler, choices
+        self.num_stretches = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._scheduler, name)
+
+    def step(self, now_ns: int, events: Sequence[Event]) -> StepPlan | None:
+        plan = self._scheduler.step(now_ns, events)
+        steady = self._scheduler.find_steady()
         if steady is not None:
-            num_stretches += 1
-            data = world.scheduler.snapshot()
-            one, other = (Scheduler.restore(world.limits, data) for _ in range(2))
-            stretch = Stretch(steady, choices, world.now_ns)
+            self.num_stretches += 1
+            data = self._scheduler.snapshot()
+            one, other = (Scheduler.restore(self._scheduler.limits, data) for _ in range(2))
+            stretch = Stretch(steady, self._choices, now_ns)
             stretch.take_singly(one)
             stretch.take_at_once(other)
             assert list(differences(parts(one), parts(other))) == []
+        return plan
+
+
+def run_other_world(choices: Choices, num_transitions: int) -> int:
+    """With drafts, sessions, grammars, transfers, deaths, failures. Returns how often steps could be taken at once."""
+    world = World(choose_limits(choices))
+    num_stretches = 0
+    for _ in range(num_transitions):
+        watched = WatchedScheduler(world.scheduler, choices)
+        world.scheduler = cast(Scheduler, watched)
+        go_on(world, choices, one_of(choices, TRANSITIONS))
+        num_stretches += watched.num_stretches
+        world.scheduler = watched._scheduler if world.scheduler is watched else world.scheduler
     world.finish()
     return num_stretches
