@@ -48,9 +48,11 @@ def find_steady(state: SchedulerState) -> SteadyRows | None:
     arrays, limits = state.rows, state.limits
     if not state.running or not _is_quiet(state):
         return None
+    runs = state.steps.runs_in_flight(limits.pipeline_depth)
+    if runs is None or len(runs) != 8 * len(state.running) or len(state.running) > limits.max_num_batched_tokens:
+        return None
     rows = rows_in_order(state)
-    runs = arrays.bytes_of(rows)[1]
-    if len(rows) > limits.max_num_batched_tokens or not state.steps.are_all_of(runs, limits.pipeline_depth):
+    if runs != arrays.bytes_of(rows)[1]:
         return None
     fields = dict(zip(FIELDS, arrays.table.take(rows, axis=1), strict=True))
     num_tokens, starts, num_places = fields["num_tokens"], fields["num_computed"], fields["num_places"]

@@ -100,16 +100,20 @@ class StepLog:
         self._complete(step, False)
         self._settle()
 
-    def are_all_of(self, runs: bytes, num_steps: int) -> bool:
-        """So many steps are in flight, of these runs each, and of every row one token is expected."""
-        return self.num_in_flight == num_steps == len(self._steps) and all(
+    def runs_in_flight(self, num_steps: int) -> bytes | None:
+        """The runs that all steps in flight have, if those are so many and expect one token of each run; else None."""
+        if not self.num_in_flight == num_steps == len(self._steps):
+            return None
+        runs = self._steps[0].runs
+        are_same = all(
             step.runs == runs and step.yielding_runs == runs and step.num_drafts is None for step in self._steps
         )
+        return runs if are_same else None
 
     def repeat(self, num_steps: int, num_changes: int, *, has_successor: bool) -> None:
         """The results of the so many oldest steps came, and after each a plan like the last one was made.
 
-        Only if `are_all_of` what runs now; `num_changes`: as in `PlannedStep`.
+        Only if `runs_in_flight` are those that run now; `num_changes`: as in `PlannedStep`.
         """
         last = self._steps[-1]
         assert last.runs is not None
