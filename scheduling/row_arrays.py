@@ -44,6 +44,7 @@ FIELDS = (
 )
 """Of `RowArrays.table`: first what a plan asks for, then, overlapping, what a result does."""
 PLAN_FIELDS = slice(FIELDS.index("num_computed"), FIELDS.index("max_total") + 1)
+STEADY_FIELDS = slice(0, FIELDS.index("is_watched") + 1)
 RESULT_FIELDS = slice(FIELDS.index("num_tokens"), len(FIELDS))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from .estimate import decayed
 from .request import Request
-from .row_arrays import FIELDS, Int32s, RowIndexes
+from .row_arrays import ONE, STEADY_FIELDS, ZERO, Int32s, RowIndexes
 from .running import rows_in_order
 from .state import SchedulerState
 from .wait_clock import WaitCause
@@ -54,16 +54,13 @@ def find_steady(state: SchedulerState) -> SteadyRows | None:
     rows = rows_in_order(state)
     if runs != arrays.bytes_of(rows)[1]:
         return None
-    fields = dict(zip(FIELDS, arrays.table.take(rows, axis=1), strict=True))
-    num_tokens, starts, num_places = fields["num_tokens"], fields["num_computed"], fields["num_places"]
-    num_expected = fields["num_expected"]
-    max_steps = int((fields["max_total"] - num_expected).min())
-    has_more = (
-        fields["is_watched"].any()
-        or (num_expected != starts + 1).any()
-        or (limits.prefix_caching and (fields["next_full"] <= num_tokens).any())
-    )
-    if has_more or max_steps < 1:
+    fields = arrays.table[STEADY_FIELDS].take(rows, axis=1)
+    starts, num_places, next_full, num_expected, num_tokens, max_total, _, is_watched = fields
+    max_steps = int(np.minimum.reduce(max_total - num_expected))
+    is_other = (num_expected != starts + ONE) | (is_watched != ZERO)
+    if limits.prefix_caching:
+        is_other |= next_full <= num_tokens
+    if max_steps < 1 or np.count_nonzero(is_other):
         return None
     steady = SteadyRows(rows, runs, num_tokens, starts, num_places, max_steps, limits.block_size, state.pool.num_free)
     while max_steps and _num_blocks(steady, max_steps) > steady.num_free_blocks:
@@ -131,11 +128,11 @@ def _append(state: SchedulerState, steady: SteadyRows, token_ids: Int32s) -> Non
     assert not (arrays.end_ids[:, None, rows] == token_ids).any(), "a token ends a row"
     ends = steady.num_tokens + num_steps
     borders = ends - ends % size
-    for i in np.flatnonzero(borders > steady.num_tokens).tolist():
-        request = arrays.requests[rows[i]]
-        assert request is not None
-        request.keep_tail()
-        request.kept_token_ids.frombytes(token_ids[: borders[i] - steady.num_tokens[i], i].tobytes())
+    num_kept = (borders - steady.num_tokens).tolist()
+    for i, request in enumerate(arrays.of(rows)):
+        if num_kept[i] > 0:
+            request.keep_tail()
+            request.kept_token_ids.frombytes(token_ids[: num_kept[i], i].tobytes())
     last = np.arange(max(0, num_steps - size), num_steps, dtype=np.int32)[:, None]
     arrays.tail[rows, (steady.num_tokens + last) % size] = token_ids[last[:, 0]]
     arrays.num_tokens[rows] = ends

@@ -73,22 +73,26 @@ class DeviceLine:
         the scheduler is free from `free_ns` on and takes `schedule_ns` for a plan. Returns when it takes each of the
         results: at most `max_steps`, each before `until_ns`, and none if two are there at once.
         """
-        steps, num_rows, taken_ns = self._steps, load.num_samples, list[int]()
+        steps, num_rows, report_ns = self._steps, load.num_samples, self._report_ns
+        last, context_tokens = steps[-1], load.context_tokens
+        spans = deque((step.start_ns, step.end_ns) for step in steps)
+        taken_ns: list[int] = []
         while len(taken_ns) < max_steps:
-            now_ns = max(free_ns, steps[0].end_ns + self._report_ns)
-            is_crowded = len(steps) > 1 and steps[1].end_ns + self._report_ns <= now_ns
+            now_ns = max(free_ns, spans[0][1] + report_ns)
+            is_crowded = len(spans) > 1 and spans[1][1] + report_ns <= now_ns
             if now_ns >= until_ns or is_crowded:
                 break
             taken_ns.append(now_ns)
             free_ns = now_ns + schedule_ns
-            start_ns, end_ns = self._run(load, free_ns)
-            last = steps[-1]
+            spans.popleft()
+            spans.append(self._run(StepLoad(num_rows, 0, 0, context_tokens, 0, 0, num_rows), free_ns))
+            context_tokens += num_rows
+        num_taken = len(taken_ns)
+        for nth in range(max(0, num_taken - len(spans)), num_taken):
+            start_ns, end_ns = spans[nth - num_taken]
             steps.popleft()
-            steps.append(_Running(start_ns, end_ns, last.epoch, last.step + 1, last.runs, b""))
-            load = load._replace(context_tokens=load.context_tokens + num_rows)
-        for behind in range(1, min(len(steps), len(taken_ns)) + 1):
-            now_at = (positions + np.int32(len(taken_ns) - behind)).tobytes()
-            steps[-behind] = steps[-behind]._replace(positions=now_at)
+            now_at = (positions + np.int32(nth)).tobytes()
+            steps.append(_Running(start_ns, end_ns, last.epoch, last.step + 1 + nth, last.runs, now_at))
         return taken_ns
 
     def take_result(self) -> StepResult:

@@ -56,7 +56,7 @@ def test_what_is_unusual_is_left_to_single_steps() -> None:
         ("steady", "        request.keep_tail()\n", ""),
         ("steady", "    state.ledgers.stop(WaitCause.BUDGET)\n", ""),
         ("steady", "        max_steps //= 2\n", "        break\n"),
-        ("steady", "(fields[\"max_total\"] - num_expected).min())", "(fields[\"max_total\"] - num_tokens).min())"),
+        ("steady", "reduce(max_total - num_expected)", "reduce(max_total - num_tokens)"),
         ("steady", "        state.waiting\n        or ", "        "),
         ("step_log", "        self.num_overlapped += num_steps * has_successor\n", ""),
         ("estimate", "num_steps * _DECAY_PPM", "_DECAY_PPM"),
