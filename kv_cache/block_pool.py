@@ -60,13 +60,17 @@ class BlockPool:
         The caller has checked `num_free`.
         """
         assert 0 <= num_blocks <= self.num_free, f"{num_blocks} blocks wanted, {self.num_free} free"
+        ref_cnt, keys, following, block_by_key = self._ref_cnt, self._keys, self._next, self._block_by_key
         taken = []
-        block = self._next[self._sentinel]
+        block = following[self._sentinel]
         for _ in range(num_blocks):
             taken.append(block)
-            self._ref_cnt[block] = 1
-            self._drop_key(block)
-            block = self._next[block]
+            ref_cnt[block] = 1
+            key = keys[block]
+            if key is not None:
+                keys[block] = None
+                del block_by_key[key]
+            block = following[block]
         self._link(self._sentinel, block)
         self.num_free -= num_blocks
         return taken
@@ -81,18 +85,23 @@ class BlockPool:
 
     def free(self, blocks: Sequence[int]) -> None:
         """Drop one reference to each of a request's `blocks`, last block first, so that a prefix outlives its ends."""
+        ref_cnt = self._ref_cnt
+        freed = []
         for block in reversed(blocks):
-            assert self._ref_cnt[block] > 0, f"block {block} is freed but nobody uses it"
-            self._ref_cnt[block] -= 1
-            if self._ref_cnt[block] == 0:
-                self._append_free(block)
+            assert ref_cnt[block] > 0, f"block {block} is freed but nobody uses it"
+            ref_cnt[block] -= 1
+            if not ref_cnt[block]:
+                freed.append(block)
+        self._append_free(freed)
 
-    def register(self, block: int, key: bytes) -> None:
-        """Make the used `block` findable by `key`, unless another block is already."""
-        assert self._ref_cnt[block] > 0, f"block {block} is registered but nobody uses it"
-        if self.prefix_caching and self._keys[block] is None and key not in self._block_by_key:
-            self._keys[block] = key
-            self._block_by_key[key] = block
+    def register(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
+        """Make each of the used `blocks` findable by its key, unless another block is already."""
+        ref_cnt, own_keys, block_by_key = self._ref_cnt, self._keys, self._block_by_key
+        for block, key in zip(blocks, keys, strict=True):
+            assert ref_cnt[block] > 0, f"block {block} is registered but nobody uses it"
+            if self.prefix_caching and own_keys[block] is None and key not in block_by_key:
+                own_keys[block] = key
+                block_by_key[key] = block
 
     def lookup_run(self, keys: Sequence[bytes], max_blocks: int) -> list[int]:
         """The blocks of the first keys, as far as they are there, at most `max_blocks`. The caller shares them before
@@ -133,7 +142,7 @@ class BlockPool:
                 leaked += [block] * surplus
                 self._ref_cnt[block] = references[block]
                 if references[block] == 0:
-                    self._append_free(block)
+                    self._append_free([block])
         self._check_free_list()
         self._check_keys()
         return leaked
@@ -151,16 +160,16 @@ class BlockPool:
         self._next[left] = right
         self._previous[right] = left
 
-    def _append_free(self, block: int) -> None:
-        self._link(self._previous[self._sentinel], block)
-        self._link(block, self._sentinel)
-        self.num_free += 1
-
-    def _drop_key(self, block: int) -> None:
-        key = self._keys[block]
-        if key is not None:
-            self._keys[block] = None
-            del self._block_by_key[key]
+    def _append_free(self, blocks: Sequence[int]) -> None:
+        following, previous = self._next, self._previous
+        end = self._sentinel
+        tail = previous[end]
+        for block in blocks:
+            following[tail] = block
+            previous[block] = tail
+            tail = block
+        self._link(tail, end)
+        self.num_free += len(blocks)
 
     def _check_free_list(self) -> None:
         num_listed = 0

@@ -35,5 +35,4 @@ def register_full_blocks(
     """
     if pool.prefix_caching:
         known = keys.upto(num_full, token_ids)
-        for index in range(num_registered, num_full):
-            pool.register(blocks[index], known[index])
+        pool.register(blocks[num_registered:num_full], known[num_registered:num_full])

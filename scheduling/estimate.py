@@ -28,9 +28,9 @@ AHEAD = 20
 _DECAY_PPM = (START.share_ppm - FLOOR_PPM) // DECAY_STEPS
 
 
-def decayed(estimate: Estimate) -> Estimate:
-    """One step later."""
-    return Estimate(max(FLOOR_PPM, estimate.share_ppm - _DECAY_PPM))
+def decayed(estimate: Estimate, num_steps: int = 1) -> Estimate:
+    """So many steps later."""
+    return Estimate(max(FLOOR_PPM, estimate.share_ppm - num_steps * _DECAY_PPM))
 
 
 def after_retract(estimate: Estimate, running: Sequence[Request]) -> Estimate:

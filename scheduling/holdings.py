@@ -59,10 +59,10 @@ class Holdings:
         self,
         units: Units,
         runs: int | npt.NDArray[np.int64],
-        step: int,
+        step: int | npt.NDArray[np.int64],
         events: HoldingEvent | npt.NDArray[np.int64],
     ) -> None:
-        """Free units are taken, by one run and event, or by one each."""
+        """Free units are taken, by one run, at one step and by one event, or by one each."""
         indexes = np.asarray(units, np.intp)  # numpy's own type of an index: others would be converted twice
         self._runs[indexes] = runs
         self._marks[indexes] = step << 4 | events << 1

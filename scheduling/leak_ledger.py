@@ -74,8 +74,11 @@ class LeakLedger:
             self._blocks.take(blocks[:num_found], run, step, HoldingEvent.TRANSFER)
         self._blocks.take(blocks[num_found:], run, step, HoldingEvent.ADMISSION)
 
-    def grow(self, block_ids: Units, runs: Int64s, num_blocks: Int32s, has_drafts: Bools | None, step: int) -> None:
-        """Running requests took more blocks: runs[i] the next num_blocks[i]; `has_drafts`: [n], None: none has."""
+    def grow(
+        self, block_ids: Units, runs: Int64s, num_blocks: Int32s, has_drafts: Bools | None, step: int | Int64s
+    ) -> None:
+        """Running requests took more blocks: runs[i] the next num_blocks[i]; `has_drafts`: [n], None: none has. `step`
+        may be one a block."""
         holders = np.repeat(runs, num_blocks)
         if has_drafts is None:
             self._blocks.take(block_ids, holders, step, HoldingEvent.GROWTH)

@@ -44,6 +44,7 @@ FIELDS = (
 )
 """Of `RowArrays.table`: first what a plan asks for, then, overlapping, what a result does."""
 PLAN_FIELDS = slice(FIELDS.index("num_computed"), FIELDS.index("max_total") + 1)
+STEADY_FIELDS = slice(0, FIELDS.index("is_watched") + 1)
 RESULT_FIELDS = slice(FIELDS.index("num_tokens"), len(FIELDS))
 
 
@@ -178,6 +179,11 @@ class RowArrays(Generic[R]):
     def _of(self, rows: RowIndexes) -> list[R]:
         requests = self.requests
         return [request for row in rows.tolist() if (request := requests[row]) is not None]
+
+    @property
+    def has_removed(self) -> bool:
+        """The next plan has rows to tell of."""
+        return bool(self._removed)
 
     def drain_removed(self) -> list[int]:
         """Rows freed since the last plan, in that order; each at most once."""

@@ -65,7 +65,7 @@ def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
 
 def _wanted(state: SchedulerState) -> _Wanted:
     arrays, limits = state.rows, state.limits
-    rows = _rows_in_order(state)
+    rows = rows_in_order(state)
     fields = arrays.table[PLAN_FIELDS].take(rows, axis=1)
     num_computed, num_places, num_expected, max_total = fields[0], fields[1], fields[3], fields[5]
     num_left = num_expected - num_computed
@@ -91,7 +91,7 @@ def _drop_drafts(state: SchedulerState) -> None:
         request.take_drafts(0)
 
 
-def _rows_in_order(state: SchedulerState) -> RowIndexes:
+def rows_in_order(state: SchedulerState) -> RowIndexes:
     order = state.policies.order
     if not state.trial.is_active:
         return state.rows.by_rank(order.rank) if order.sorts_running else state.rows.in_order()

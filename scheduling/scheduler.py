@@ -41,11 +41,13 @@ from .leak_ledger import Leak
 from .limits import SchedulerLimits
 from .loading import blocks_loaded, lose_one_loaded
 from .plan_builder import PlanBuilder
+from .row_arrays import Int32s
 from .running import schedule_running
 from .sessions import add_input
 from .snapshot import restore_state, save_state
 from .state import SchedulerState
 from .statistics import SchedulerStatistics, statistics_of
+from .steady import SteadyRows, find_steady, take_steady_steps
 from .update import apply_result
 from .wait_clock import WaitCause
 from .waiting_for_grammar import decide_grammar
@@ -96,6 +98,24 @@ class Scheduler:
             self._apply(event)
         expiry.sweep(state)
         return self._plan(now_ns)
+
+    def find_steady(self) -> SteadyRows | None:
+        """The rows that run, if nothing happens in the next steps but that each of them decodes; None: `step` has to be
+        asked, as it always can be."""
+        return None if self._epoch is None else find_steady(self._state)
+
+    def take_steady_steps(
+        self, steady: SteadyRows, times_ns: Sequence[int], token_ids: Int32s, *, has_successor: bool
+    ) -> list[int]:
+        """As if `step` had been called at each of the k times, at most `steady.max_steps` of them, with the result of
+        the oldest step in flight: the state is the same, only the plans were not made.
+
+        `steady`: what `find_steady` told after the last call of `step`. `token_ids`: [k, n], parallel to its rows;
+        `has_successor`: another plan waited for the worker when each of the k steps ended. Returns at which of the k
+        steps each block was taken.
+        """
+        self._next_step += len(times_ns)
+        return take_steady_steps(self._state, steady, times_ns, token_ids, has_successor)
 
     def next_deadline_ns(self) -> int | None:
         """When `step` is to be called even if nothing happens, in the time of its `now_ns`; None: never."""

@@ -100,6 +100,31 @@ class StepLog:
         self._complete(step, False)
         self._settle()
 
+    def runs_in_flight(self, num_steps: int) -> bytes | None:
+        """The runs that all steps in flight have, if those are so many and expect one token of each run; else None."""
+        if not self.num_in_flight == num_steps == len(self._steps):
+            return None
+        runs = self._steps[0].runs
+        are_same = all(
+            step.runs == runs and step.yielding_runs == runs and step.num_drafts is None for step in self._steps
+        )
+        return runs if are_same else None
+
+    def repeat(self, num_steps: int, num_changes: int, *, has_successor: bool) -> None:
+        """The results of the so many oldest steps came, and after each a plan like the last one was made.
+
+        Only if `runs_in_flight` are those that run now; `num_changes`: as in `PlannedStep`.
+        """
+        last = self._steps[-1]
+        assert last.runs is not None
+        for step in range(last.step + 1 + max(0, num_steps - self.num_in_flight), last.step + 1 + num_steps):
+            self._steps.popleft()
+            runs = last.yielding_runs
+            self._steps.append(PlannedStep(step, runs, last.requests, last.yielding_rows, runs, num_changes))
+        self.num_planned += num_steps
+        self.num_steady += num_steps
+        self.num_overlapped += num_steps * has_successor
+
     def requests_in_flight(self) -> Iterator[Request]:
         """The requests of the steps in flight, oldest step first, each as often as it has a row."""
         for index in range(len(self._steps) - self.num_in_flight, len(self._steps)):

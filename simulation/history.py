@@ -68,11 +68,13 @@ class HistoryRecorder:
     with a position is the one that counts, up to as many tokens as the request had when it ended.
     """
 
-    def __init__(self, trace: Trace, gauge_ns: int) -> None:
-        self._trace, self._gauge_ns = trace, gauge_ns
+    def __init__(self, trace: Trace, gauge_ns: int, num_blocks: int) -> None:
+        self._trace, self._gauge_ns, self._num_blocks = trace, gauge_ns, num_blocks
         self.next_gauge_ns = 0
         self._request_of_run: dict[int, int] = {}
         self._times_ns: list[int] = []
+        """Of each result; of it the number of its runs, all runs and positions joined."""
+        self._num_runs: list[int] = []
         self._runs: list[bytes] = []
         self._positions: list[bytes] = []
         self._ends: dict[int, _End] = {}
@@ -86,8 +88,17 @@ class HistoryRecorder:
     def take(self, now_ns: int, result: StepResult) -> None:
         """The scheduler gets this result."""
         self._times_ns.append(now_ns)
+        self._num_runs.append(len(result.runs) // 8)
         self._runs.append(result.runs)
         self._positions.append(result.positions)
+
+    def take_steady(self, times_ns: Sequence[int], runs: bytes, positions: npt.NDArray[np.int32]) -> None:
+        """The scheduler gets a result of these runs at each of the times; `positions`: [n], of the first one."""
+        num_steps = len(times_ns)
+        self._times_ns += times_ns
+        self._num_runs += [len(positions)] * num_steps
+        self._runs.append(runs * num_steps)
+        self._positions.append((positions + np.arange(num_steps, dtype=np.int32)[:, None]).tobytes())
 
     def end(self, outgoing: Outgoing) -> None:
         """Requests that ended are told here, once."""
@@ -99,10 +110,9 @@ class HistoryRecorder:
             for refused in refusals:
                 self._ends[int(refused.request_id)] = _End(REFUSED, 0, 0)
 
-    def gauge(self, now_ns: int, statistics: SchedulerStatistics) -> None:
+    def gauge(self, now_ns: int, num_running: int, num_waiting: int, num_free_blocks: int) -> None:
         """How it stands at `now_ns`."""
-        used = 1 - statistics.num_free_blocks / statistics.num_blocks
-        self._gauges.append((now_ns, statistics.num_running, statistics.num_waiting, used))
+        self._gauges.append((now_ns, num_running, num_waiting, 1 - num_free_blocks / self._num_blocks))
         self.next_gauge_ns = now_ns + self._gauge_ns
 
     def finish(self, statistics: SchedulerStatistics, busy_ns: int) -> History:
@@ -122,8 +132,7 @@ class HistoryRecorder:
     def _token_times(self, num_tokens: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
         """When each token of each request came; `num_tokens`: of each request."""
         runs = np.frombuffer(b"".join(self._runs), "<i8")
-        counts = np.array([len(some) // 8 for some in self._runs], np.int64)
-        times = np.repeat(np.array(self._times_ns, np.int64), counts)
+        times = np.repeat(np.array(self._times_ns, np.int64), self._num_runs)
         request_of = np.zeros(max(self._request_of_run, default=0) + 1, np.int64)
         request_of[list(self._request_of_run)] = list(self._request_of_run.values())
         requests = request_of[runs]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from .trace import TraceRequest
 
 _NAMES = 1 << 30
@@ -20,10 +18,10 @@ def prompt_token_ids(request: TraceRequest, index: int) -> list[int]:
     if request.token_ids:
         return list(request.token_ids)
     num_tokens, size = request.num_prompt_tokens, request.prefix_block_tokens
-    tokens = np.zeros(num_tokens, np.int32)
-    ids = np.array(request.prefix_ids[: -(-num_tokens // size)], np.int64) % _NAMES
+    tokens = [0] * num_tokens
+    ids = [prefix_id % _NAMES for prefix_id in request.prefix_ids[: -(-num_tokens // size)]]
     num_shared = min(len(ids) * size, num_tokens)
     tokens[:num_shared:size] = ids
     if num_shared < num_tokens:
         tokens[num_shared] = _NAMES + index
-    return tokens.tolist()
+    return tokens

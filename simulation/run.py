@@ -3,25 +3,35 @@
 The scheduler is called as its actor calls it: with what has come, then again while it makes plans. Each plan costs
 `schedule_ns`, in which nothing else is handled; a token is at its client when the scheduler takes the result in.
 Nothing is random, so a simulation repeats itself exactly.
+
+Most steps only decode, and nothing comes between: those the scheduler takes at once, and what is to be told of them is
+told as if it had taken them singly.
 """
 
 from __future__ import annotations
 
 import gc
+from bisect import bisect_right
 from collections.abc import Sequence
+from math import inf
+
+import numpy as np
 
 from ..mailbox.messages.admission import Admit
 from ..mailbox.messages.sampling import SamplingParams
 from ..scheduling import Event, Scheduler, SchedulerLimits, WorkerAttached
+from ..scheduling.row_arrays import ONE
 from .device_line import ControlTimes, DeviceLine
 from .history import History, HistoryRecorder
 from .prompts import prompt_token_ids
-from .step_load import StepTimes
+from .step_load import StepTimes, decode_load
 from .trace import Trace, TraceRequest
 
 NUM_GAUGES = 2000
 """Points of a simulation's gauges over the trace's length, at least 10 ms apart."""
 _MIN_GAUGE_NS = 10_000_000
+_COLLECT_EVERY = 256
+"""Calls of the scheduler."""
 
 
 def simulate(
@@ -32,17 +42,32 @@ def simulate(
 
 
 class Simulation:
-    """One run. `scheduler` may be looked at when it is over."""
+    """One run. `scheduler` may be looked at when it is over.
 
-    def __init__(self, trace: Trace, limits: SchedulerLimits, step_times: StepTimes, control: ControlTimes) -> None:
+    `is_stepwise`: it is asked for every step, even for those that are known beforehand; what happens is the same.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        limits: SchedulerLimits,
+        step_times: StepTimes,
+        control: ControlTimes,
+        *,
+        is_stepwise: bool = False,
+    ) -> None:
         self.scheduler = Scheduler(limits)
+        self._is_stepwise = is_stepwise
         self._trace = trace
         self._device = DeviceLine(step_times, control, limits.max_num_seqs)
         self._schedule_ns, self._ingress_ns = control.schedule_ns, control.ingress_ns
         last_ns = trace[-1].arrival_ns if trace else 0
-        self._recorder = HistoryRecorder(trace, max(last_ns // NUM_GAUGES, _MIN_GAUGE_NS))
+        self._recorder = HistoryRecorder(trace, max(last_ns // NUM_GAUGES, _MIN_GAUGE_NS), limits.num_blocks)
         self._has_deadlines = any(request.deadline_ns is not None for request in trace)
+        self._depth = limits.pipeline_depth
         self._num_arrived = 0
+        self.num_handled = 0
+        """Calls of the scheduler with what had come."""
         self.scheduler.step(0, [WorkerAttached(1)])
 
     def run(self) -> History:
@@ -54,6 +79,11 @@ class Simulation:
             while (next_ns := self._next_ns()) is not None:
                 now_ns = max(free_ns, next_ns)
                 free_ns = self._handle(now_ns, self._due(now_ns))
+                self.num_handled += 1
+                if not self.num_handled % _COLLECT_EVERY:
+                    self._collect()
+                if not self._is_stepwise:
+                    free_ns = self._run_steady(free_ns)
         finally:
             if had_gc:
                 gc.enable()
@@ -74,9 +104,40 @@ class Simulation:
             self._device.launch(plan, free_ns)
             plan = scheduler.step(free_ns, ()) if scheduler.can_plan else None
         if now_ns >= recorder.next_gauge_ns:
-            self._collect()
-            recorder.gauge(now_ns, scheduler.statistics())
+            statistics = scheduler.statistics()
+            recorder.gauge(now_ns, statistics.num_running, statistics.num_waiting, statistics.num_free_blocks)
         return free_ns
+
+    def _run_steady(self, free_ns: int) -> int:
+        """Steps in which nothing happens but that each row decodes, at once; returns when the scheduler is free."""
+        steady = self.scheduler.find_steady()
+        if steady is None:
+            return free_ns
+        times_ns = self._device.decode(
+            decode_load(steady.starts),
+            steady.starts + ONE,
+            steady.max_steps,
+            free_ns,
+            self._schedule_ns,
+            self._next_arrival_ns(),
+        )
+        if not times_ns:
+            return free_ns
+        token_ids = np.empty((len(times_ns), len(steady.rows)), np.int32)
+        token_ids[:] = self._device.token_ids_of(steady.runs)
+        taken_at = self.scheduler.take_steady_steps(steady, times_ns, token_ids, has_successor=self._depth > 1)
+        recorder = self._recorder
+        recorder.take_steady(times_ns, steady.runs, steady.num_tokens)
+        for step, now_ns in enumerate(times_ns):
+            if now_ns >= recorder.next_gauge_ns:
+                num_free = steady.num_free_blocks - bisect_right(taken_at, step)
+                recorder.gauge(now_ns, len(steady.rows), 0, num_free)
+        return times_ns[-1] + self._schedule_ns
+
+    def _next_arrival_ns(self) -> float:
+        """When the scheduler hears of the next request."""
+        at = self._num_arrived
+        return self._trace[at].arrival_ns + self._ingress_ns if at < len(self._trace) else inf
 
     def _collect(self) -> None:
         """Seldom: the times of tokens are those of results, and what is unsent waits in the scheduler."""

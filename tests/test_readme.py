@@ -32,6 +32,7 @@ RUN_BY_A_TEST = {
     ("api.md", "json"),
     ("journal.md", "sh"),  # tests/journal/test_journal_page.py
     ("journal.md", "toml"),
+    ("peers.md", "sh"),  # tests/bench/test_peers_page.py
     ("simulator.md", "sh"),  # tests/simulation/test_simulator_page.py
     ("simulator.md", "toml"),
     ("simulator.md", "json"),

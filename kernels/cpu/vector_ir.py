@@ -104,10 +104,11 @@ def kernel(num_arguments: int, write: Callable[..., None]) -> Callable[..., None
         return context.get_dummy_value()
 
     signature = types.void(*[types.intp] * num_arguments)
-    names = ", ".join(f"a{index}" for index in range(num_arguments))
-    scope = {"signature": signature, "codegen": codegen}
-    exec(f"def typed(context, {names}):\n    return signature, codegen", scope)  # numba asks for named arguments
-    return intrinsic(scope["typed"])
+
+    def typed(_context, *_arguments):
+        return signature, codegen
+
+    return intrinsic(typed)
 
 
 def native(num_arguments: int) -> Callable[[Callable[..., None]], Callable[[], int]]:

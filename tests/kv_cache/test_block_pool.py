@@ -48,7 +48,7 @@ def test_a_shared_block_is_free_when_its_last_owner_leaves() -> None:
 def test_a_free_block_is_hit_until_allocation_takes_it() -> None:
     pool = BlockPool(3, 16, True)
     (block,) = pool.allocate(1)
-    pool.register(block, b"key")
+    pool.register([block], [b"key"])
     pool.free([block])
     assert looked_up(pool, b"key") == block
     pool.allocate(2)
@@ -60,7 +60,7 @@ def test_a_free_block_is_hit_until_allocation_takes_it() -> None:
 def test_a_hit_takes_the_block_out_of_the_middle_of_the_free_list() -> None:
     pool = BlockPool(4, 16, True)
     blocks = pool.allocate(4)
-    pool.register(blocks[1], b"key")
+    pool.register([blocks[1]], [b"key"])
     pool.free(blocks)
     pool.share([blocks[1]])
     assert pool.num_free == 3
@@ -71,8 +71,8 @@ def test_a_hit_takes_the_block_out_of_the_middle_of_the_free_list() -> None:
 def test_the_first_block_of_a_key_stays_the_one_found() -> None:
     pool = BlockPool(2, 16, True)
     first, second = pool.allocate(2)
-    pool.register(first, b"key")
-    pool.register(second, b"key")
+    pool.register([first], [b"key"])
+    pool.register([second], [b"key"])
     assert looked_up(pool, b"key") == first
     assert pool.statistics().num_cached == 1
 
@@ -80,14 +80,14 @@ def test_the_first_block_of_a_key_stays_the_one_found() -> None:
 def test_without_prefix_caching_nothing_is_found() -> None:
     pool = BlockPool(2, 16, False)
     (block,) = pool.allocate(1)
-    pool.register(block, b"key")
+    pool.register([block], [b"key"])
     assert looked_up(pool, b"key") is None
 
 
 def test_forgotten_keys_are_not_found_and_owners_stay() -> None:
     pool = BlockPool(2, 16, True)
     (block,) = pool.allocate(1)
-    pool.register(block, b"key")
+    pool.register([block], [b"key"])
     pool.forget_keys()
     assert looked_up(pool, b"key") is None
     assert pool.check_integrity([[block]]) == []
@@ -173,7 +173,7 @@ class PoolTwin(RuleBasedStateMachine):
     @rule(data=st.data(), key=st.sampled_from([b"a", b"b", b"c"]))
     def register(self, data: st.DataObject, key: bytes) -> None:
         block = data.draw(st.sampled_from(sorted(self.used())))
-        self.pool.register(block, key)
+        self.pool.register([block], [key])
         if block not in self.key_of and key not in self.key_of.values():
             self.key_of[block] = key
 

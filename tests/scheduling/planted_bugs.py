@@ -32,14 +32,14 @@ BUGS = (
     PlantedBug(
         "a_block_keeps_its_key_when_it_is_allocated",
         "kv_cache.block_pool",
-        "            self._drop_key(block)\n",
+        "                del block_by_key[key]\n",
         "",
     ),
     PlantedBug(
         "a_shared_block_is_freed",
         "kv_cache.block_pool",
-        "self._ref_cnt[block] -= 1",
-        "self._ref_cnt[block] = 0",
+        "ref_cnt[block] -= 1",
+        "ref_cnt[block] = 0",
     ),
     PlantedBug(
         "a_hit_block_stays_in_the_free_list",
@@ -50,8 +50,8 @@ BUGS = (
     PlantedBug(
         "freed_blocks_go_to_the_head",
         "kv_cache.block_pool",
-        "        self._link(self._previous[self._sentinel], block)\n        self._link(block, self._sentinel)\n",
-        "        self._link(block, self._next[self._sentinel])\n        self._link(self._sentinel, block)\n",
+        "        end = self._sentinel\n        tail = previous[end]\n",
+        "        tail, end = self._sentinel, following[self._sentinel]\n",
     ),
     PlantedBug(
         "all_of_a_prompt_may_be_hit",

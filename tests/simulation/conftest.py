@@ -111,9 +111,8 @@ def make_journal(make_limits: MakeLimits, recorded_steps: FittedSteps) -> Callab
         limits = make_limits(**changes)
         trace = [TraceRequest(i * 11_000_000, 10 + 13 * i % 200, 3 + i % 30) for i in range(num_requests)]
         steps = _TwiceAsSlowLater(recorded_steps, slow_from_ns)
-        simulation = steps.simulation = Simulation(
-            trace, limits, steps, ControlTimes(200_000, 100_000, 200_000, 1_000_000)
-        )
+        control = ControlTimes(200_000, 100_000, 200_000, 1_000_000)
+        simulation = steps.simulation = Simulation(trace, limits, steps, control, is_stepwise=True)
         writer = JournalWriter(folder / "engine", 1 << 30, limits, 0)
         simulation.scheduler = _Recorded(Scheduler(limits), writer)  # type: ignore[assignment]
         simulation.scheduler.step(0, [WorkerAttached(1)])

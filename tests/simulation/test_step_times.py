@@ -238,7 +238,7 @@ def test_a_recorded_run_gives_its_step_times_back(
     truth = FittedSteps((3e6, 4e4, 9e4, 2.5e4, 40.0, 0.0, 0.0), 0, 0.0, 0.0)
     control = ControlTimes(schedule_ns=200_000, prepare_ns=100_000, report_ns=200_000, ingress_ns=1_000_000)
     trace = [TraceRequest(i * 11_000_000, 10 + 13 * i % 200, 3 + i % 30) for i in range(80)]
-    simulation = Simulation(trace, make_limits(pipeline_depth=depth), truth, control)
+    simulation = Simulation(trace, make_limits(pipeline_depth=depth), truth, control, is_stepwise=True)
     observer = MeasuredSteps()
     monkeypatch.setattr(simulation, "scheduler", _Spy(simulation.scheduler, observer))
     simulation.run()
