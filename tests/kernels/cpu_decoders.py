@@ -13,6 +13,7 @@ from callboard.checkpoints.shape import ModelShape
 from callboard.kernels.cpu.attention import TILE_QUERIES
 from callboard.kernels.cpu.decoder_step import Step
 from callboard.models.compiled_decoder import CompiledDecoder
+from callboard.models.registry import model_family
 from callboard.tests.kernels.cpu_matrices import pack, stored_weights
 from callboard.tests.models.families import MAX_LEN
 
@@ -72,14 +73,7 @@ def pack_decoder(oracle: PreTrainedModel, shape: ModelShape, bits: int, num_thre
         layers=[layer(f"model.layers.{index}.") for index in range(shape.num_layers)],
         final_norm=norm("model.norm"),
     )
-    return CompiledDecoder(
-        shape,
-        weights,
-        embedding_scale=shape.hidden_size**0.5 if is_gemma else 1.0,
-        is_gelu=is_gemma,
-        max_model_len=MAX_LEN,
-        num_threads=num_threads,
-    )
+    return CompiledDecoder(shape, model_family(shape.architecture), weights, MAX_LEN, num_threads)
 
 
 def make_cache(shape: ModelShape, dtype: type[np.generic]) -> np.ndarray:
