@@ -9,6 +9,7 @@ import msgspec
 
 from ..checkpoints import Progress, read_shape, resolve_checkpoint
 from ..checkpoints.shape import Checkpoint, ModelShape
+from ..checkpoints.weight_formats import PACKED_DTYPES, held_bits, stored_types
 from ..topology import (
     MemoryLedger,
     Places,
@@ -20,6 +21,7 @@ from ..topology import (
     plan_memory,
     raise_problems,
 )
+from .dtypes import cpu_flags, resolve_dtypes
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -45,7 +47,8 @@ def prepare_launch(topology: Topology, progress: Progress | None = None) -> Laun
 def find_model(topology: Topology, progress: Progress | None = None) -> tuple[Checkpoint, ModelShape, Topology]:
     """The model's files, what it is, and the topology with dtype and kv_dtype resolved. Raises ConfigError."""
     checkpoint = resolve_checkpoint(topology.model.source, progress=progress)
-    return checkpoint, read_shape(checkpoint), _resolve_dtypes(topology)
+    shape = read_shape(checkpoint)
+    return checkpoint, shape, resolve_dtypes(topology, checkpoint, shape)
 
 
 def check_load(topology: Topology, checkpoint: Checkpoint) -> list[Problem]:
@@ -60,32 +63,11 @@ def check_load(topology: Topology, checkpoint: Checkpoint) -> list[Problem]:
 
 def plan_launch(topology: Topology, checkpoint: Checkpoint, shape: ModelShape) -> Launch:
     """For a topology without problems, dtypes resolved. Raises NotEnoughMemory."""
-    ledger = plan_memory(topology, shape, _available_bytes(), arithmetic_of(topology, _cpu_flags()))
+    dtype, packed_bits = topology.model.dtype, None
+    if dtype in PACKED_DTYPES:
+        packed_bits = held_bits(dtype, shape, stored_types(checkpoint, shape))
+    ledger = plan_memory(topology, shape, _available_bytes(), arithmetic_of(topology, cpu_flags(), packed_bits))
     return Launch(topology, checkpoint, shape, max_model_len_of(topology, shape), ledger)
-
-
-def _resolve_dtypes(topology: Topology) -> Topology:
-    """`auto` is bfloat16 where the CPU multiplies it natively, else float32."""
-    model = topology.model
-    dtype = model.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if _cpu_has_bfloat16() else "float32"
-    kv_dtype = dtype if model.kv_dtype == "auto" else model.kv_dtype
-    return msgspec.structs.replace(topology, model=msgspec.structs.replace(model, dtype=dtype, kv_dtype=kv_dtype))
-
-
-def _cpu_has_bfloat16() -> bool:
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & _cpu_flags())
-
-
-def _cpu_flags() -> set[str]:
-    """As in /proc/cpuinfo, of the first core."""
-    try:
-        info = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return set()
-    line = next((line for line in info.splitlines() if line.startswith(("flags", "Features"))), "")
-    return set(line.split())
 
 
 def _available_bytes() -> int:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..checkpoints.weight_formats import PACKED_DTYPES
 from ..mailbox.messages.control import Start
 from ..shm_queue import ProgressLine
 from ..topology.schema import NULL_DEVICE, ProcessSection
 from .loading import LoadingStatistics
 
 if TYPE_CHECKING:
+    import torch
+
+    from ..execution.forward import Forward
     from ..execution.null_runner import NullRunner
     from ..execution.runner import ModelRunner
 
@@ -43,29 +48,49 @@ def _null_runner(start: Start) -> NullRunner:
 
 
 def _model_runner(start: Start, section: ProcessSection, progress: ProgressLine) -> ModelRunner:
+    from ..execution.runner import ModelRunner
+
+    def report(done: int, total: int) -> None:
+        progress.set_statistics(LoadingStatistics(done, total))
+
+    is_packed = start.topology.model.dtype in PACKED_DTYPES
+    forward = _compiled_forward(start, section, report) if is_packed else _torch_forward(start, section, report)
+    return ModelRunner(forward, max_num_seqs=start.topology.scheduler.max_num_seqs, max_model_len=start.max_model_len)
+
+
+def _torch_forward(start: Start, section: ProcessSection, report: Callable[[int, int], None]) -> Forward:
     import torch
 
-    from ..execution.runner import ModelRunner
+    from ..execution.forward import TorchForward
     from ..execution.threads import configure_threads
     from ..models import load_model
 
-    topology = start.topology
-    configure_threads(section.threads or len(os.sched_getaffinity(0)))
-    dtype = getattr(torch, topology.model.dtype)
-    kv_dtype = dtype if topology.model.kv_dtype == "auto" else getattr(torch, topology.model.kv_dtype)
-    model = load_model(
-        start.checkpoint,
-        start.shape,
-        dtype,
-        torch.device(section.device),
-        start.max_model_len,
-        lambda done, total: progress.set_statistics(LoadingStatistics(done, total)),
-    )
-    return ModelRunner(
-        model,
-        num_blocks=start.num_blocks,
-        block_size=topology.kv_cache.block_size,
-        kv_dtype=kv_dtype,
-        max_num_seqs=topology.scheduler.max_num_seqs,
-        max_model_len=start.max_model_len,
-    )
+    configure_threads(_num_threads(section))
+    dtype = getattr(torch, start.topology.model.dtype)
+    device = torch.device(section.device)
+    model = load_model(start.checkpoint, start.shape, dtype, device, start.max_model_len, report)
+    block_size = start.topology.kv_cache.block_size
+    return TorchForward(model, num_blocks=start.num_blocks, block_size=block_size, kv_dtype=_kv_dtype(start))
+
+
+def _compiled_forward(start: Start, section: ProcessSection, report: Callable[[int, int], None]) -> Forward:
+    from ..execution.compiled_forward import CompiledForward
+    from ..execution.threads import configure_threads
+    from ..models.compiled_decoder import load_compiled_model
+
+    configure_threads(1)  # those of torch wait by spinning, and would take the cores from the team's
+    num_threads, dtype = _num_threads(section), start.topology.model.dtype
+    model = load_compiled_model(start.checkpoint, start.shape, dtype, start.max_model_len, num_threads, report)
+    block_size = start.topology.kv_cache.block_size
+    return CompiledForward(model, num_blocks=start.num_blocks, block_size=block_size, kv_dtype=_kv_dtype(start))
+
+
+def _kv_dtype(start: Start) -> torch.dtype:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, start.topology.model.kv_dtype)
+    return dtype
+
+
+def _num_threads(section: ProcessSection) -> int:
+    return section.threads or len(os.sched_getaffinity(0))

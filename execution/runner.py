@@ -12,10 +12,8 @@ from torch import Tensor
 from ..kernels.sampling import SamplingBatch, sample
 from ..mailbox.messages.sampling import SamplingParams
 from ..mailbox.messages.steps import NewRow, PromptLogprobs, StepPlan, StepResult
-from ..models.protocol import CausalLM
-from .attention import PagedAttention
+from .forward import Forward
 from .input_batch import InputBatch
-from .kv_tensors import KVTensors
 from .logit_changes import LogitChanges, StepLogits
 from .prepare_inputs import StepInputs, prepare_inputs
 from .prompt_logprobs import prompt_logprobs
@@ -24,26 +22,13 @@ from .sampled_logprobs import sampled_logprobs
 
 
 class ModelRunner:
-    """A model, its KV cache and the persistent batch of one rank.
+    """A model's forward pass with its KV cache, and the persistent batch of one rank: rows 0 .. max_num_seqs - 1, each
+    of up to `max_model_len` tokens."""
 
-    `num_blocks` blocks of `block_size` tokens; `kv_dtype`: of keys and values; rows 0 .. max_num_seqs - 1, each
-    of up to `max_model_len` tokens.
-    """
-
-    def __init__(
-        self,
-        model: CausalLM,
-        *,
-        num_blocks: int,
-        block_size: int,
-        kv_dtype: torch.dtype,
-        max_num_seqs: int,
-        max_model_len: int,
-    ) -> None:
-        self.model = model
-        self.kv = KVTensors(model.shape, num_blocks, block_size, kv_dtype, model.device)
-        self.batch = InputBatch(max_num_seqs, max_model_len, block_size)
-        self.logit_changes = LogitChanges(self.batch, model.shape.vocab_size)
+    def __init__(self, forward: Forward, *, max_num_seqs: int, max_model_len: int) -> None:
+        self.forward = forward
+        self.batch = InputBatch(max_num_seqs, max_model_len, forward.kv.block_size)
+        self.logit_changes = LogitChanges(self.batch, forward.shape.vocab_size)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -56,11 +41,11 @@ class ModelRunner:
         logprobs: dict[str, bytes] = {}
         of_prompts: PromptLogprobs | None = None
         if inputs.rows.size:
-            hidden = self._forward(inputs)
+            hidden = self.forward.hidden_states(inputs, self.batch)
             if (pieces := find_prompt_pieces(self.batch, inputs)) is not None:
-                of_prompts = prompt_logprobs(pieces, hidden, self.model.compute_logits, self.model.shape.vocab_size)
+                of_prompts = prompt_logprobs(pieces, hidden, self.forward.compute_logits, self.forward.shape.vocab_size)
             if inputs.sample_rows.size:
-                logits = self.model.compute_logits(hidden[self._to_device(inputs.last_tokens)])
+                logits = self.forward.compute_logits(hidden[self._to_device(inputs.last_tokens)])
                 step = StepLogits(logits, self._sampling_batch(inputs), self.logit_changes.change(logits, inputs))
                 sampled = sample(logits, step.parameters)
                 logprobs = sampled_logprobs(step, sampled, inputs.sample_rows, self.batch.sampling)
@@ -81,7 +66,7 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Run small steps of every kind, so that the first request does not pay for first calls. The batch is left
         empty; block 0 is written to. Raises what a step may raise."""
-        num_tokens = max(1, min(8, self.kv.block_size - 1, self.batch.max_model_len - 2))
+        num_tokens = max(1, min(8, self.forward.kv.block_size - 1, self.batch.max_model_len - 2))
         sampling = SamplingParams(seed=0, temperature=1.0, top_p=0.9, logprobs=1)
         row = NewRow(
             row=0,
@@ -95,7 +80,7 @@ class ModelRunner:
             sampling=sampling,
         )
         self.run(_single_row_plan([row], 0, num_tokens))
-        if num_tokens < min(self.kv.block_size, self.batch.max_model_len):
+        if num_tokens < min(self.forward.kv.block_size, self.batch.max_model_len):
             self.run(_single_row_plan([], num_tokens, 1))
         self.clear()
 
@@ -103,12 +88,6 @@ class ModelRunner:
         """Forget all rows: the scheduler that placed them is gone, or a step failed."""
         self.batch.clear()
         self.logit_changes.clear()
-
-    def _forward(self, inputs: StepInputs) -> Tensor:
-        """[t, hidden_size]"""
-        model = self.model
-        attention = PagedAttention(self.kv, inputs, self.batch, model.shape, model.dtype)
-        return model.forward(self._to_device(inputs.token_ids), self._to_device(inputs.positions), attention)
 
     def _sampling_batch(self, inputs: StepInputs) -> SamplingBatch | None:
         """Parameters of the rows that sample; None if all are greedy."""
@@ -127,7 +106,7 @@ class ModelRunner:
         )
 
     def _to_device(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
-        return torch.from_numpy(array).to(self.model.device)
+        return torch.from_numpy(array).to(self.forward.device)
 
 
 def _single_row_plan(new_rows: list[NewRow], start: int, num_tokens: int) -> StepPlan:

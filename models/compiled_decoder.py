@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import sqrt
 
 import numpy as np
@@ -10,71 +10,102 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..checkpoints.shape import ModelShape
+from ..checkpoints.shape import Checkpoint, ModelShape
+from ..checkpoints.weight_formats import PANEL_ROWS, held_bits, stored_types
 from ..kernels.cpu import decoder_step as kernels
-from ..kernels.cpu.attention import Scratch, make_scratch
+from ..kernels.cpu.attention import make_scratch
 from ..kernels.cpu.linear import fields_of, make_rows
 from ..kernels.cpu.packing import PackedMatrix
 from ..kernels.cpu.team import Team
+from .decoder import Family
+from .decoder_weights import Weights, gather_weights
+from .load import read_pieces
+from .packed_form import PackedForm
+from .registry import model_family
 from .rotary import rotary_tables
 
-Float32s = NDArray[np.float32]
+_CPU = torch.device("cpu")
+_FIRST_CAPACITY = 16
+_GELU = "gelu_tanh"
 
 
 class CompiledDecoder:
-    """Weights packed for the kernels, and the buffers of a step, which grow with the largest step seen."""
+    """Packed weights, a team of `num_threads` threads, and the buffers of a step, which grow with the largest seen."""
 
     def __init__(
-        self, shape: ModelShape, weights, *, embedding_scale: float, is_gelu: bool, max_model_len: int, num_threads: int
+        self,
+        shape: ModelShape,
+        family: Family,
+        weights: Weights[PackedMatrix, PackedMatrix],
+        max_model_len: int,
+        num_threads: int,
     ) -> None:
-        self.shape, self.max_model_len = shape, max_model_len
-        self.device = torch.device("cpu")
-        self._weights = weights
+        self.shape, self.weights = shape, weights
+        self.device = _CPU
+        self._model = _kernel_model(shape, family, weights, max_model_len)
         self._head = fields_of(weights.head)
-        self._model = _kernel_model(shape, weights, embedding_scale, is_gelu, max_model_len)
         self._team = Team(num_threads)
         self._scratch = [
             make_scratch(shape.num_heads, shape.num_kv_heads, shape.head_dim, max_model_len) for _ in range(num_threads)
         ]
-        self.times = np.zeros((num_threads, 16), np.int64)
+        self.times = np.zeros((num_threads, len(kernels.PHASES)), np.int64)
+        """Of each thread and phase (`kernels.PHASES`), in the processor's units."""
         self._columns = max(shape.hidden_size, shape.intermediate_size, shape.num_heads * shape.head_dim)
-        self._buffers = self._make_buffers(16)
-        self._logits = np.zeros((16, weights.head.num_panels * 16), np.float32)
+        self._buffers = self._make_buffers(_FIRST_CAPACITY)
+        self._logits = np.zeros((_FIRST_CAPACITY, weights.head.num_panels * PANEL_ROWS), np.float32)
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Weights and tables."""
+        weights = self.weights
+        matrices = {id(matrix): matrix for matrix in (weights.embedding, weights.head, *weights.matrices())}
+        vectors = sum(vector.nbytes for vector in weights.vectors())
+        return sum(matrix.num_bytes for matrix in matrices.values()) + vectors + self._model.rotary.nbytes
 
     def forward(self, step: kernels.Step, cache: NDArray[np.generic]) -> Tensor:
-        """Run all layers; returns hidden states after the final norm, float32 [t, hidden_size], valid until the next
-        call."""
+        """Run all layers over the tokens of a step.
+
+        cache: [num_layers, 2, num_blocks, kv_heads, block_size, head_dim], float32 or bfloat16 as uint16.
+        Returns hidden states after the final norm: float32 [t, hidden_size], valid until the next call.
+        """
         num_tokens = step.token_ids.size
         self._ensure(num_tokens)
-        team, model, buffers, scratch = self._team, self._model, self._buffers, self._scratch
-        threads, times = team.num_threads, self.times
-        team.run(
-            lambda index: kernels.run_layers(
-                team.state, threads, model, step, buffers, cache, scratch[index], times[index]
-            )
-        )
+        team, model, buffers, scratch, times = self._team, self._model, self._buffers, self._scratch, self.times
+        threads = team.num_threads
+
+        def work(index: int) -> None:
+            kernels.run_layers(team.state, threads, model, step, buffers, cache, scratch[index], times[index])
+
+        team.run(work)
         return torch.from_numpy(buffers.hidden[:num_tokens])
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """float32 [k, hidden_size] -> float32 [k, vocab_size], valid until the next call."""
+        """hidden: float32 [k, hidden_size] -> float32 [k, vocab_size], valid until the next call."""
         num_rows = len(hidden)
         self._ensure(num_rows)
         if num_rows > len(self._logits):
-            self._logits = np.zeros((1 << (num_rows - 1).bit_length(), self._logits.shape[1]), np.float32)
-        team, rows, head, logits = self._team, self._buffers.rows, self._head, self._logits
+            self._logits = np.zeros((_capacity(num_rows), self._logits.shape[1]), np.float32)
+        team, rows, head, logits, times = self._team, self._buffers.rows, self._head, self._logits, self.times
         rows.x[:num_rows, : self.shape.hidden_size] = hidden.numpy()
-        threads, times = team.num_threads, self.times
-        team.run(lambda index: kernels.compute_logits(team.state, threads, head, rows, num_rows, logits, times[index]))
+        threads = team.num_threads
+
+        def work(index: int) -> None:
+            kernels.compute_logits(team.state, threads, head, rows, num_rows, logits, times[index])
+
+        team.run(work)
         return torch.from_numpy(logits[:num_rows, : self.shape.vocab_size])
+
+    def close(self) -> None:
+        """End the team."""
+        self._team.close()
 
     def _ensure(self, num_rows: int) -> None:
         if num_rows > len(self._buffers.hidden):
-            self._buffers = self._make_buffers(1 << (num_rows - 1).bit_length())
+            self._buffers = self._make_buffers(_capacity(num_rows))
 
     def _make_buffers(self, capacity: int) -> kernels.Buffers:
         shape = self.shape
-        num_heads = shape.num_heads + 2 * shape.num_kv_heads
-        heads = np.zeros((capacity, num_heads, shape.head_dim), np.float32)
+        heads = np.zeros((capacity, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim), np.float32)
         return kernels.Buffers(
             hidden=np.zeros((capacity, shape.hidden_size), np.float32),
             rows=make_rows(capacity, self._columns),
@@ -85,29 +116,61 @@ class CompiledDecoder:
         )
 
 
-def _kernel_model(shape, weights, embedding_scale, is_gelu, max_model_len):
+def load_compiled_model(
+    checkpoint: Checkpoint,
+    shape: ModelShape,
+    dtype: str,
+    max_model_len: int,
+    num_threads: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> CompiledDecoder:
+    """As `load_model`, for a dtype of `weight_formats.PACKED_DTYPES`."""
+    family = model_family(shape.architecture)
+    form = PackedForm(held_bits(dtype, shape, stored_types(checkpoint, shape)))
+    pieces = read_pieces(checkpoint, shape, family.tensor_shapes(shape), progress, quantized=True)
+    weights = gather_weights(shape, family.stacks, family.norm_offset, pieces, form, _CPU)
+    return CompiledDecoder(shape, family, weights, max_model_len, num_threads)
+
+
+def _capacity(num_rows: int) -> int:
+    """Buffers have the size of a power of two, so that few are made."""
+    return 1 << (num_rows - 1).bit_length()
+
+
+def _kernel_model(
+    shape: ModelShape, family: Family, weights: Weights[PackedMatrix, PackedMatrix], max_model_len: int
+) -> kernels.Decoder:
     layers = weights.layers
-    norms = [[layer.input_norm, layer.mlp_norm, layer.after_attention_norm, layer.after_mlp_norm] for layer in layers]
-    has_four = bool(norms[0][2].numel())
-    head_norms = [layer.head_norm.numpy() for layer in layers] if layers[0].head_norm.numel() else np.zeros((0, 0, 0))
     tables = np.stack([table.numpy()[:, :, 0] for table in rotary_tables(shape, max_model_len)])
     windows = [window or 0 for window in shape.windows or (None,) * shape.num_layers]
+    scale = sqrt(shape.hidden_size) if family.is_embedding_scaled else 1.0
+    matrices = [
+        [fields_of(matrix) for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)] for layer in layers
+    ]
+    has_head_norms = layers[0].head_norm.numel() > 0
     return kernels.Decoder(
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         eps=np.float32(shape.rms_norm_eps),
         scale=np.float32(1 / sqrt(shape.head_dim)),
-        is_gelu=is_gelu,
-        embedding_scale=np.float32(embedding_scale),
+        is_gelu=family.activation == _GELU,
+        embedding_scale=np.float32(scale),
         embedding=fields_of(weights.embedding),
-        matrices=np.stack(
-            [[fields_of(m) for m in (layer.qkv, layer.output, layer.gate_up, layer.down)] for layer in layers]
+        matrices=np.array(matrices, np.int64),
+        norms=np.array([list(_norms(layer)) for layer in layers], np.float32),
+        head_norms=np.array(
+            [layer.head_norm.numpy() for layer in layers] if has_head_norms else np.zeros((0, 0, 0)), np.float32
         ),
-        norms=np.stack([[norm.numpy() for norm in four[: 4 if has_four else 2]] for four in norms]),
-        head_norms=np.ascontiguousarray(head_norms, np.float32),
         final_norm=weights.final_norm.numpy(),
         windows=np.array(windows, np.int64),
         tables=np.array([len(tables) - 1 if window else 0 for window in windows], np.int64),
         rotary=np.ascontiguousarray(tables),
     )
+
+
+def _norms(layer: object) -> Iterator[NDArray[np.float32]]:
+    for name in ("input_norm", "mlp_norm", "after_attention_norm", "after_mlp_norm"):
+        norm: Tensor = getattr(layer, name)
+        if norm.numel():
+            yield norm.numpy()

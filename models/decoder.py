@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..checkpoints.shape import ModelShape
-from .decoder_weights import Stacks, Weights, gather_weights, planned_weight_bytes, tensor_shapes
-from .linear import compute_dtype
+from .decoder_weights import Stacks, TensorForm, Weights, gather_weights, planned_weight_bytes, tensor_shapes
+from .linear import Linear, compute_dtype
+from .parts import RowsOfPiece
 from .protocol import Attention, CausalLM
 from .rotary import rotary_tables
 
@@ -22,7 +24,12 @@ class Decoder(CausalLM):
     """A model on one device: `dtype` is that of queries, keys and values, `compute_dtype` that of all between."""
 
     def __init__(
-        self, shape: ModelShape, dtype: torch.dtype, weights: Weights, forward: Forward, max_model_len: int
+        self,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        weights: Weights[Tensor, Linear],
+        forward: Forward,
+        max_model_len: int,
     ) -> None:
         self._shape, self._dtype, self._device = shape, dtype, weights.embedding.device
         self._forward = forward
@@ -47,7 +54,10 @@ class Decoder(CausalLM):
 
     @property
     def num_weight_bytes(self) -> int:
-        return self.weights.num_bytes + sum(table.nbytes for table in self.rotary_tables)
+        weights = self.weights
+        tensors = [weights.embedding, *weights.vectors(), *self.rotary_tables]
+        matrices = [weights.head, *weights.matrices()]
+        return sum(tensor.nbytes for tensor in tensors) + sum(matrix.num_bytes for matrix in matrices)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """int64 [num_tokens] each -> [num_tokens, hidden_size] of compute_dtype, after the final norm."""
@@ -66,6 +76,10 @@ class Family:
     stacks: Stacks
     norm_offset: float = 0.0
     """What norms add to the weights that are stored."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    """Of the gate."""
+    is_embedding_scaled: bool = False
+    """By sqrt(hidden_size)."""
 
     def tensor_shapes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
         """Canonical name -> shape of every tensor that the model is made of."""
@@ -82,11 +96,12 @@ class Family:
     def from_pieces(
         self,
         shape: ModelShape,
-        pieces: Iterator[tuple[str, int, Tensor]],
+        pieces: Iterator[tuple[str, int, RowsOfPiece]],
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
     ) -> CausalLM:
         """Build it from (canonical name, first row, rows): each row of each tensor of `tensor_shapes` once."""
-        weights = gather_weights(shape, self.stacks, self.norm_offset, pieces, dtype, device)
+        form = TensorForm(dtype, device)
+        weights = gather_weights(shape, self.stacks, self.norm_offset, pieces, form, device)
         return Decoder(shape, dtype, weights, self.forward, max_model_len)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from ..checkpoints import llama_weights
 from ..checkpoints.model_weights import held_weights, model_weights
 from ..checkpoints.shape import ModelShape
 from .linear import Linear, compute_dtype, held_columns, held_dtype, hold_linear, is_packed
-from .parts import Part, Rows, hold_embedding, hold_head_norms, hold_matrix, hold_norm
+from .parts import Part, RowsOfPiece, Sizes, Stack, TensorStack, hold_head_norms, hold_norm
 
 _, EMBEDDING = llama_weights.EMBEDDING
 _, FINAL_NORM = llama_weights.FINAL_NORM
@@ -28,20 +28,26 @@ Stacks = Mapping[str, tuple[str, ...]]
 """Field of `Layer` -> the tensors stacked in it, top to bottom, by their names within the layer."""
 
 
-class Layer(NamedTuple):
+M = TypeVar("M")
+"""How matrices are held."""
+E = TypeVar("E")
+"""How the embedding is held."""
+
+
+class Layer(NamedTuple, Generic[M]):
     """Weights of one layer. Norms are float32; those that its family lacks are empty."""
 
     input_norm: Tensor
     """[hidden_size]"""
-    qkv: Linear
+    qkv: M
     """[(num_heads + 2 num_kv_heads) * head_dim, hidden_size]"""
-    output: Linear
+    output: M
     """[hidden_size, num_heads * head_dim]"""
     mlp_norm: Tensor
     """[hidden_size]"""
-    gate_up: Linear
+    gate_up: M
     """[2 intermediate_size, hidden_size]"""
-    down: Linear
+    down: M
     """[hidden_size, intermediate_size]"""
     head_norm: Tensor = _NONE
     """[num_heads + num_kv_heads, head_dim]: of query heads, then of key heads"""
@@ -51,22 +57,73 @@ class Layer(NamedTuple):
     """[hidden_size]"""
 
 
-class Weights(NamedTuple):
+class Weights(NamedTuple, Generic[E, M]):
     """Weights of a whole model."""
 
-    embedding: Tensor
-    """[vocab_size, hidden_size] in the model's dtype"""
-    layers: tuple[Layer, ...]
+    embedding: E
+    """[vocab_size, hidden_size]"""
+    layers: tuple[Layer[M], ...]
     final_norm: Tensor
     """[hidden_size] float32"""
-    head: Linear
+    head: M
     """[vocab_size, hidden_size]"""
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes held on the device."""
-        parts = [self.embedding, self.final_norm, self.head, *(part for layer in self.layers for part in layer)]
-        return sum(part.nbytes if isinstance(part, Tensor) else part.num_bytes for part in parts)
+    def vectors(self) -> Iterator[Tensor]:
+        """All norms."""
+        yield self.final_norm
+        for layer in self.layers:
+            yield from (part for part in layer if isinstance(part, Tensor))
+
+    def matrices(self) -> Iterator[M]:
+        """Those of the layers."""
+        for layer in self.layers:
+            yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
+
+
+class Form(Protocol[E, M]):
+    """How a model holds its embedding and its matrices."""
+
+    def matrix(self, sizes: Sizes) -> Stack[Any]:
+        """Where the rows of a matrix are gathered."""
+        ...
+
+    def bias(self, sizes: Sizes) -> Stack[Any]:
+        """Where the elements of its bias are."""
+        ...
+
+    def hold_matrix(self, matrix: Any, bias: Any = None) -> M:
+        """Both, when they are whole."""
+        ...
+
+    def hold_embedding(self, matrix: Any) -> E:
+        """The embedding, as it was gathered."""
+        ...
+
+    def tie_head(self, embedding: E) -> M:
+        """A head that has the embedding's weights."""
+        ...
+
+
+class TensorForm:
+    """The embedding in `dtype`, the matrices as `hold_linear` chooses; on `device`."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+
+    def matrix(self, sizes: Sizes) -> TensorStack:
+        return TensorStack(sizes, self._dtype, self._device)
+
+    def bias(self, sizes: Sizes) -> TensorStack:
+        return TensorStack(sizes, self._dtype, self._device)
+
+    def hold_matrix(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
+        return hold_linear(matrix, bias)
+
+    def hold_embedding(self, matrix: Tensor) -> Tensor:
+        return matrix
+
+    def tie_head(self, embedding: Tensor) -> Linear:
+        return hold_linear(embedding, shared=True)
 
 
 MATRICES: Stacks = {
@@ -105,62 +162,64 @@ def gather_weights(
     shape: ModelShape,
     stacks: Stacks,
     norm_offset: float,
-    pieces: Iterator[tuple[str, int, Tensor]],
-    dtype: torch.dtype,
+    pieces: Iterator[tuple[str, int, RowsOfPiece]],
+    form: Form[E, M],
     device: torch.device,
-) -> Weights:
-    """Stack (canonical name, first row, rows), in any order, into weights of `dtype` on `device`.
+) -> Weights[E, M]:
+    """Stack (canonical name, first row, rows), in any order, into weights of a form, with norms on `device`.
 
     `stacks`: of the family; `norm_offset`: what its norms add to their stored weights.
     """
-    parts = _parts(shape, stacks, norm_offset, dtype, device)
-    placed = {name: (part, rows, first) for part in parts for rows in part.rows for name, first in rows.firsts.items()}
-    finished: dict[str, Tensor | Linear] = {}
+    parts = _parts(shape, stacks, norm_offset, form, device)
+    placed = {
+        name: (part, stack, first) for part in parts for stack in part.stacks for name, first in stack.firsts.items()
+    }
+    finished: dict[str, Any] = {}
     for name, first_row, new_rows in pieces:
-        part, rows, first = placed[name]
-        rows.put(first + first_row, new_rows)
+        part, stack, first = placed[name]
+        stack.put(first + first_row, new_rows)
         if part.is_whole:
             finished[part.name] = part.take()
-    embedding, final_norm = finished[EMBEDDING], finished[FINAL_NORM]
-    assert isinstance(embedding, Tensor) and isinstance(final_norm, Tensor)
-    head = finished[HEAD] if HEAD in finished else hold_linear(embedding, shared=True)
-    assert not isinstance(head, Tensor)
+    embedding: E = finished[EMBEDDING]
+    head: M = finished[HEAD] if HEAD in finished else form.tie_head(embedding)
     layers = tuple(
-        Layer(**{field: finished[f"{layer}.{field}"] for field in stacks})  # type: ignore[arg-type]
-        for layer in range(shape.num_layers)
+        Layer[M](**{field: finished[f"{layer}.{field}"] for field in stacks}) for layer in range(shape.num_layers)
     )
-    return Weights(embedding, layers, final_norm, head)
+    return Weights(embedding, layers, finished[FINAL_NORM], head)
 
 
 def _parts(
-    shape: ModelShape, stacks: Stacks, norm_offset: float, dtype: torch.dtype, device: torch.device
-) -> list[Part]:
+    shape: ModelShape, stacks: Stacks, norm_offset: float, form: Form[E, M], device: torch.device
+) -> list[Part[Any]]:
     """What the model is made of: the embedding, the last norm, the head, and the fields of every layer."""
     sizes = tensor_shapes(shape)
 
-    def rows_of(names: tuple[str, ...], rows_dtype: torch.dtype) -> Rows:
-        return Rows({name: sizes[name] for name in names}, rows_dtype, device)
+    def named(names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+        return {name: sizes[name] for name in names}
+
+    def norms(names: tuple[str, ...]) -> TensorStack:
+        return TensorStack(named(names), torch.float32, device)
 
     norm = hold_norm(norm_offset)
-    parts = [
-        Part(EMBEDDING, [rows_of((EMBEDDING,), dtype)], hold_embedding),
-        Part(FINAL_NORM, [rows_of((FINAL_NORM,), torch.float32)], norm),
+    parts: list[Part[Any]] = [
+        Part(EMBEDDING, [form.matrix(named((EMBEDDING,)))], form.hold_embedding),
+        Part(FINAL_NORM, [norms((FINAL_NORM,))], norm),
     ]
     if HEAD in sizes:
-        parts.append(Part(HEAD, [rows_of((HEAD,), dtype)], hold_matrix))
+        parts.append(Part(HEAD, [form.matrix(named((HEAD,)))], form.hold_matrix))
     head_norms = hold_head_norms(shape, norm_offset)
     for layer in range(shape.num_layers):
         for field, short_names in stacks.items():
             names = tuple(f"model.layers.{layer}.{name}" for name in short_names)
             name = f"{layer}.{field}"
             if field == HEAD_NORM:
-                parts.append(Part(name, [rows_of((each,), torch.float32) for each in names], head_norms))
+                parts.append(Part(name, [norms((each,)) for each in names], head_norms))
             elif field in MATRICES:
                 biases = tuple(each.removesuffix("weight") + "bias" for each in names)
-                rows = [rows_of(names, dtype)]
+                of_matrix = [form.matrix(named(names))]
                 if biases[0] in sizes:
-                    rows.append(rows_of(biases, dtype))
-                parts.append(Part(name, rows, hold_matrix))
+                    of_matrix.append(form.bias(named(biases)))
+                parts.append(Part(name, of_matrix, form.hold_matrix))
             else:
-                parts.append(Part(name, [rows_of(names, torch.float32)], norm))
+                parts.append(Part(name, [norms(names)], norm))
     return parts

@@ -46,4 +46,6 @@ _NORMS = {
     "mlp_norm": ("pre_feedforward_layernorm.weight",),
     "after_mlp_norm": ("post_feedforward_layernorm.weight",),
 }
-GEMMA3 = Family(forward, {**MATRICES, **_NORMS, **HEAD_NORMS}, norm_offset=1.0)
+GEMMA3 = Family(
+    forward, {**MATRICES, **_NORMS, **HEAD_NORMS}, norm_offset=1.0, activation="gelu_tanh", is_embedding_scaled=True
+)

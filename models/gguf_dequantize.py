@@ -47,7 +47,7 @@ def _halves(blocks: Bytes, at: int) -> Floats:
     return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
 
 
-def _nibbles(packed: Bytes, group: int) -> Bytes:
+def nibbles(packed: Bytes, group: int) -> Bytes:
     """Of each `group` bytes the low nibbles, then the high ones: [n, num_bytes] -> [n, num_bytes / group, 2, group]."""
     packed = np.ascontiguousarray(packed)
     low_high = np.empty((len(packed), packed.shape[1] // group, 2, group), np.uint8)
@@ -82,34 +82,34 @@ def _subtract(values: Floats, terms: Floats) -> None:
 
 def _q4_0(blocks: Bytes, out: Floats) -> None:
     """d (q - 8)"""
-    np.subtract(_nibbles(blocks[:, 2:], 16).reshape(out.shape), np.float32(8), out=out)
+    np.subtract(nibbles(blocks[:, 2:], 16).reshape(out.shape), np.float32(8), out=out)
     out *= _halves(blocks, 0)
 
 
 def _q4_1(blocks: Bytes, out: Floats) -> None:
     """d q + m"""
-    np.copyto(out, _nibbles(blocks[:, 4:], 16).reshape(out.shape))
+    np.copyto(out, nibbles(blocks[:, 4:], 16).reshape(out.shape))
     out *= _halves(blocks, 0)
     out += _halves(blocks, 2)
 
 
-def _fifth_bits(packed: Bytes) -> Bytes:
+def fifth_bits(packed: Bytes) -> Bytes:
     """Bit i of the 32 as 16 or 0: uint8 [n, 4] -> uint8 [n, 32]."""
     return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
 
 
 def _q5_0(blocks: Bytes, out: Floats) -> None:
     """d (q - 16); the fifth bits of all elements stand before the nibbles."""
-    q = _nibbles(blocks[:, 6:], 16).reshape(out.shape)
-    q |= _fifth_bits(blocks[:, 2:6])
+    q = nibbles(blocks[:, 6:], 16).reshape(out.shape)
+    q |= fifth_bits(blocks[:, 2:6])
     np.subtract(q, np.float32(16), out=out)
     out *= _halves(blocks, 0)
 
 
 def _q5_1(blocks: Bytes, out: Floats) -> None:
     """d q + m"""
-    q = _nibbles(blocks[:, 8:], 16).reshape(out.shape)
-    q |= _fifth_bits(blocks[:, 4:8])
+    q = nibbles(blocks[:, 8:], 16).reshape(out.shape)
+    q |= fifth_bits(blocks[:, 4:8])
     np.copyto(out, q)
     out *= _halves(blocks, 0)
     out += _halves(blocks, 2)
@@ -127,7 +127,7 @@ def _q8_k(blocks: Bytes, out: Floats) -> None:
     out *= np.ascontiguousarray(blocks[:, :4]).view(np.float32)
 
 
-def _six_bit_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
+def six_bit_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
     """(s, z) of the 8 groups of a Q4_K or Q5_K block: uint8 [n, 12] -> two uint8 [n, 8].
 
     Bytes 0-3: s of groups 0-3; 4-7: z of groups 0-3; 8-11: nibbles s | z << 4 of groups 4-7, whose upper two bits are
@@ -141,20 +141,20 @@ def _six_bit_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
 
 def _scale_groups(blocks: Bytes, groups: Floats) -> None:
     """d s q - m z in place; groups: q as float32 [n, 8, 32]; Q4_K and Q5_K have the same first 16 bytes."""
-    s, z = _six_bit_scales(blocks[:, 4:16])
+    s, z = six_bit_scales(blocks[:, 4:16])
     _multiply(groups, _halves(blocks, 0) * s.astype(np.float32))
     _subtract(groups, _halves(blocks, 2) * z.astype(np.float32))
 
 
 def _q4_k(blocks: Bytes, out: Floats) -> None:
     """d s q - m z in groups of 32"""
-    np.copyto(out, _nibbles(blocks[:, 16:], 32).reshape(out.shape))
+    np.copyto(out, nibbles(blocks[:, 16:], 32).reshape(out.shape))
     _scale_groups(blocks, out.reshape(-1, 8, 32))
 
 
 def _q5_k(blocks: Bytes, out: Floats) -> None:
     """d s q - m z in groups of 32; bit g of byte i is the fifth bit of element i of group g."""
-    q = _nibbles(blocks[:, 48:], 32).reshape(out.shape)
+    q = nibbles(blocks[:, 48:], 32).reshape(out.shape)
     q |= _planes(blocks[:, 16:48], 32, bits=1, shift=4).reshape(out.shape)
     np.copyto(out, q)
     _scale_groups(blocks, out.reshape(-1, 8, 32))
@@ -162,7 +162,7 @@ def _q5_k(blocks: Bytes, out: Floats) -> None:
 
 def _q6_k(blocks: Bytes, out: Floats) -> None:
     """d s (q - 32) in groups of 16, s signed"""
-    q = _nibbles(blocks[:, :128], 64).reshape(out.shape)
+    q = nibbles(blocks[:, :128], 64).reshape(out.shape)
     q |= _planes(blocks[:, 128:192], 32, bits=2, shift=4).reshape(out.shape)
     np.subtract(q, np.float32(32), out=out)
     s = blocks[:, 192:208].view(np.int8).astype(np.float32)
@@ -183,19 +183,19 @@ def _q3_k(blocks: Bytes, out: Floats) -> None:
     q = _planes(blocks[:, 32:96], 32, bits=2, shift=0).reshape(out.shape)
     q |= _planes(blocks[:, :32], 32, bits=1, shift=2).reshape(out.shape)
     np.subtract(q, np.float32(4), out=out)
-    s = _nibbles(blocks[:, 96:104], 8).reshape(-1, 16) | _planes(blocks[:, 104:108], 4, bits=2, shift=4).reshape(-1, 16)
+    s = nibbles(blocks[:, 96:104], 8).reshape(-1, 16) | _planes(blocks[:, 104:108], 4, bits=2, shift=4).reshape(-1, 16)
     _multiply(out.reshape(-1, 16, 16), _halves(blocks, 108) * (s.astype(np.float32) - np.float32(32)))
 
 
 def _iq4_nl(blocks: Bytes, out: Floats) -> None:
     """d v[q]"""
-    np.take(_IQ4_VALUES, _nibbles(blocks[:, 2:], 16).reshape(out.shape), out=out, mode="clip")
+    np.take(_IQ4_VALUES, nibbles(blocks[:, 2:], 16).reshape(out.shape), out=out, mode="clip")
     out *= _halves(blocks, 0)
 
 
 def _iq4_xs(blocks: Bytes, out: Floats) -> None:
     """d (s - 32) v[q] in groups of 32; s: nibbles, and two bits of each in the 16 bits before."""
-    np.take(_IQ4_VALUES, _nibbles(blocks[:, 8:], 16).reshape(out.shape), out=out, mode="clip")
+    np.take(_IQ4_VALUES, nibbles(blocks[:, 8:], 16).reshape(out.shape), out=out, mode="clip")
     upper = np.ascontiguousarray(blocks[:, 2:4]).view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     lower = np.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), axis=2).reshape(-1, 8)
     s = (lower | upper.astype(np.uint8) << 4).astype(np.float32) - np.float32(32)

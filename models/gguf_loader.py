@@ -12,8 +12,10 @@ from ..checkpoints.gguf_types import BLOCKS
 from ..checkpoints.model_weights import model_weights
 from ..checkpoints.shape import ModelShape
 from ..errors import UnsupportedModel
+from ..kernels.cpu.quantized_rows import QuantizedRows
 from .gguf_dequantize import dequantize
 from .gguf_order import in_canonical_order
+from .gguf_quantized import has_quantized, read_quantized
 from .tensors import StoredTensor
 
 
@@ -46,12 +48,19 @@ def _stored_tensor(
         raise UnsupportedModel(f"{path}: {tensor.name} has one axis and is stored as {tensor.type}, not as F32")
     assert rest == 0  # the directory holds whole blocks along the last axis only
 
-    def read_rows(first: int, last: int) -> Tensor:
+    def raw_rows(first: int, last: int) -> NDArray[np.uint8]:
         start = tensor.offset + first * row_bytes
-        raw = file_bytes[start : start + (last - first) * row_bytes].reshape(last - first, row_bytes)
-        return _to_tensor(raw, tensor.type).view(last - first, *shape[1:])
+        return file_bytes[start : start + (last - first) * row_bytes].reshape(last - first, row_bytes)
 
-    return StoredTensor(name, shape, tensor.num_bytes, 1, read_rows)
+    def read_rows(first: int, last: int) -> Tensor:
+        return _to_tensor(raw_rows(first, last), tensor.type).view(last - first, *shape[1:])
+
+    def read_stored(first: int, last: int) -> QuantizedRows:
+        return read_quantized(raw_rows(first, last), tensor.type)
+
+    return StoredTensor(
+        name, shape, tensor.num_bytes, 1, read_rows, read_stored if has_quantized(tensor.type) else None
+    )
 
 
 def _to_tensor(raw: NDArray[np.uint8], type_name: str) -> Tensor:

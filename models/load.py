@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import assert_never
 
 import torch
-from torch import Tensor
 
 from ..checkpoints.gguf_rope import ROPE_FACTORS
 from ..checkpoints.shape import Checkpoint, ModelShape
@@ -14,6 +13,7 @@ from ..errors import CorruptCheckpoint
 from .decoder_weights import HEAD
 from .dummy_weights import open_dummy
 from .gguf_loader import open_gguf
+from .parts import RowsOfPiece
 from .protocol import CausalLM
 from .registry import model_family
 from .safetensors_loader import open_safetensors
@@ -35,9 +35,22 @@ def load_model(
     Raises UnsupportedModel (architecture, tensor type) and CorruptCheckpoint (missing, unexpected, wrong, cut off).
     """
     family = model_family(shape.architecture)
-    expected = family.tensor_shapes(shape)
+    pieces = read_pieces(checkpoint, shape, family.tensor_shapes(shape), progress, quantized=False)
+    return family.from_pieces(shape, pieces, dtype, device, max_model_len)
+
+
+def read_pieces(
+    checkpoint: Checkpoint,
+    shape: ModelShape,
+    expected: dict[str, tuple[int, ...]],
+    progress: Callable[[int, int], None] | None,
+    *,
+    quantized: bool,
+) -> Iterator[tuple[str, int, RowsOfPiece]]:
+    """(canonical name, first row, rows) of every tensor in `expected`, as `StoredTensor.pieces` gives them; all names
+    and shapes are checked first. Errors as of `load_model`."""
     wanted = _match(_open(checkpoint, shape, expected), expected, shape, checkpoint.path)
-    return family.from_pieces(shape, _pieces(wanted, progress), dtype, device, max_model_len)
+    return _pieces(wanted, progress, quantized)
 
 
 def _open(checkpoint: Checkpoint, shape: ModelShape, expected: dict[str, tuple[int, ...]]) -> dict[str, StoredTensor]:
@@ -80,12 +93,12 @@ def _match(
 
 
 def _pieces(
-    tensors: list[StoredTensor], progress: Callable[[int, int], None] | None
-) -> Iterator[tuple[str, int, Tensor]]:
+    tensors: list[StoredTensor], progress: Callable[[int, int], None] | None, quantized: bool
+) -> Iterator[tuple[str, int, RowsOfPiece]]:
     total = sum(tensor.num_bytes for tensor in tensors)
     done = 0
     for tensor in tensors:
-        for first, rows in tensor.pieces():
+        for first, rows in tensor.pieces(quantized=quantized):
             yield tensor.name, first, rows
             if progress is not None:
                 progress(done + tensor.num_bytes * (first + len(rows)) // tensor.shape[0], total)

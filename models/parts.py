@@ -2,86 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..checkpoints.shape import ModelShape
-from .linear import Linear, hold_linear
+from ..kernels.cpu.quantized_rows import QuantizedRows
 
-Hold = Callable[[list[Tensor]], Tensor | Linear]
-"""The whole stacks of a part -> how the model holds it."""
+Sizes = Mapping[str, tuple[int, ...]]
+"""Canonical name -> shape, top to bottom."""
+RowsOfPiece = Tensor | QuantizedRows
+Whole = TypeVar("Whole", covariant=True)
 
 
-class Rows:
+class Stack(Protocol[Whole]):
     """Rows of one or more tensors, one below the other."""
 
-    def __init__(self, sizes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
-        """sizes: canonical name -> shape of the tensors, top to bottom."""
-        self.firsts: dict[str, int] = {}
-        """Canonical name -> its first row here."""
-        num_rows = 0
-        for name, size in sizes.items():
-            self.firsts[name] = num_rows
-            num_rows += size[0]
-        self._size = (num_rows, *next(iter(sizes.values()))[1:])
+    firsts: Mapping[str, int]
+    """Canonical name -> its first row here."""
+    missing_rows: int
+
+    def put(self, first_row: int, rows: RowsOfPiece) -> None:
+        """Take rows over."""
+        ...
+
+    def take(self) -> Whole:
+        """Hand out the whole, so that it lives no longer than its taker wants."""
+        ...
+
+
+def first_rows(sizes: Sizes) -> tuple[dict[str, int], int]:
+    """(canonical name -> its first row, number of rows) of tensors that are stacked."""
+    firsts, num_rows = {}, 0
+    for name, size in sizes.items():
+        firsts[name] = num_rows
+        num_rows += size[0]
+    return firsts, num_rows
+
+
+class TensorStack:
+    """As one tensor."""
+
+    def __init__(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> None:
+        self.firsts, self.missing_rows = first_rows(sizes)
+        self._size = (self.missing_rows, *next(iter(sizes.values()))[1:])
         self._dtype, self._device = dtype, device
         self._whole: Tensor | None = None
-        self.missing_rows = num_rows
 
-    def put(self, first_row: int, rows: Tensor) -> None:
-        """Copy rows in."""
+    def put(self, first_row: int, rows: RowsOfPiece) -> None:
+        assert isinstance(rows, Tensor)
         if self._whole is None:
             self._whole = torch.empty(self._size, dtype=self._dtype, device=self._device)
         self._whole[first_row : first_row + len(rows)].copy_(rows)
         self.missing_rows -= len(rows)
 
     def take(self) -> Tensor:
-        """Hand the tensor over, so that it lives no longer than its taker wants."""
         assert self._whole is not None and self.missing_rows == 0
         whole, self._whole = self._whole, None
         return whole
 
 
-class Part:
+class Part(Generic[Whole]):
     """One thing that the model holds, made of one or more stacks (a matrix and its bias)."""
 
-    def __init__(self, name: str, rows: list[Rows], hold: Hold) -> None:
-        self.name, self.rows, self._hold = name, rows, hold
+    def __init__(self, name: str, stacks: Sequence[Stack[Any]], hold: Callable[..., Whole]) -> None:
+        """`hold`: of the whole stacks, one argument each."""
+        self.name, self.stacks, self._hold = name, stacks, hold
 
     @property
     def is_whole(self) -> bool:
-        return all(rows.missing_rows == 0 for rows in self.rows)
+        return all(stack.missing_rows == 0 for stack in self.stacks)
 
-    def take(self) -> Tensor | Linear:
-        return self._hold([rows.take() for rows in self.rows])
-
-
-def hold_embedding(stacks: list[Tensor]) -> Tensor:
-    """[vocab_size, hidden_size] as it is."""
-    return stacks[0]
+    def take(self) -> Whole:
+        return self._hold(*(stack.take() for stack in self.stacks))
 
 
-def hold_matrix(stacks: list[Tensor]) -> Linear:
-    """A matrix, and its bias if there is one."""
-    return hold_linear(*stacks)
-
-
-def hold_norm(offset: float) -> Hold:
+def hold_norm(offset: float) -> Callable[[Tensor], Tensor]:
     """[size] float32, `offset` added."""
-    return lambda stacks: stacks[0] + offset if offset else stacks[0]
+    return lambda norm: norm + offset if offset else norm
 
 
-def hold_head_norms(shape: ModelShape, offset: float) -> Hold:
+def hold_head_norms(shape: ModelShape, offset: float) -> Callable[[Tensor, Tensor], Tensor]:
     """Norms of query heads and of key heads, [head_dim] each -> one row a head: [num_heads + num_kv_heads, head_dim].
 
     What scores are divided by beside sqrt(head_dim) goes into the norm of queries.
     """
     scale = 1.0 if shape.query_divisor is None else (shape.head_dim / shape.query_divisor) ** 0.5
 
-    def hold(stacks: list[Tensor]) -> Tensor:
-        query, key = (stack + offset if offset else stack for stack in stacks)
+    def hold(query: Tensor, key: Tensor) -> Tensor:
+        if offset:
+            query, key = query + offset, key + offset
         query = query * scale if scale != 1.0 else query
         return torch.cat((query.expand(shape.num_heads, -1), key.expand(shape.num_kv_heads, -1)))
 

@@ -68,6 +68,12 @@ def activation_bytes_of(shape: ModelShape, arithmetic: Arithmetic, limits: StepL
     return max(moments_of(shape, arithmetic, limits).values())
 
 
+def batch_and_sampling_bytes_of(shape: ModelShape, arithmetic: Arithmetic, limits: StepLimits) -> int:
+    """Of a step whose forward pass has buffers of its own, those of logits among them: the rest."""
+    step = _Step(shape, arithmetic, limits)
+    return step.batch() + max(step.prompt(), step.sampling())
+
+
 def moments_of(shape: ModelShape, arithmetic: Arithmetic, limits: StepLimits) -> dict[str, int]:
     """Bytes at each moment at which the peak may be."""
     step = _Step(shape, arithmetic, limits)

@@ -9,9 +9,10 @@ import msgspec
 
 from ..checkpoints.shape import ModelShape
 from ..errors import NotEnoughMemory
-from .activations import StepLimits, activation_bytes_of
+from .activations import StepLimits, activation_bytes_of, batch_and_sampling_bytes_of
 from .arithmetic import Arithmetic
 from .boards import plan_boards
+from .compiled import compiled_buffer_bytes, packed_weight_bytes
 from .plan import block_bytes_of, blocks_for, expand_actors, has_null_device, kind_of, max_model_len_of, worker_process
 from .render import render_bytes
 from .schema import Topology
@@ -97,7 +98,7 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
     section = topology.kv_cache
     max_model_len = max_model_len_of(topology, shape)
     is_null = has_null_device(topology)
-    weight_bytes = 0 if is_null else weight_bytes_of(shape, arithmetic, max_model_len)
+    weight_bytes = 0 if is_null else _weight_bytes(shape, arithmetic, max_model_len)
     block_bytes = block_bytes_of(shape, section.block_size, arithmetic.kv_dtype_bytes)
     request_blocks = blocks_for(max_model_len, section.block_size)
     most_blocks = section.num_blocks or (section.memory_bytes or available_bytes - weight_bytes) // block_bytes
@@ -109,7 +110,7 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
         pool_tokens=max(most_blocks, request_blocks) * section.block_size,
         num_threads=worker_process(topology).threads or len(os.sched_getaffinity(0)),
     )
-    activation_bytes = 0 if is_null else activation_bytes_of(shape, arithmetic, limits)
+    activation_bytes = 0 if is_null else _activation_bytes(shape, arithmetic, limits)
     runtime_bytes = runtime_bytes_of(topology, shape, weight_bytes, activation_bytes)
     board_bytes = sum(board.num_slots * board.slot_bytes for board in plan_boards(topology, max_model_len, epoch=0))
     free_bytes = available_bytes - weight_bytes - activation_bytes - runtime_bytes - board_bytes
@@ -139,6 +140,18 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
     if not is_null:
         _check_ledger(ledger, topology, max_model_len, request_blocks, free_blocks)
     return ledger
+
+
+def _weight_bytes(shape: ModelShape, arithmetic: Arithmetic, max_model_len: int) -> int:
+    if arithmetic.packed_bits:
+        return packed_weight_bytes(shape, arithmetic.packed_bits, max_model_len)
+    return weight_bytes_of(shape, arithmetic, max_model_len)
+
+
+def _activation_bytes(shape: ModelShape, arithmetic: Arithmetic, limits: StepLimits) -> int:
+    if arithmetic.packed_bits:
+        return batch_and_sampling_bytes_of(shape, arithmetic, limits) + compiled_buffer_bytes(shape, limits)
+    return activation_bytes_of(shape, arithmetic, limits)
 
 
 def _check_ledger(

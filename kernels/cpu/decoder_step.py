@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .attention import attend_chunk, attend_token, write_row
 from .compiled import compiled
-from .attention import Scratch, attend_chunk, attend_token, write_row
 from .embedding import read_row
 from .linear import BITS, INPUTS, Rows, multiply
 from .rows import gate, rms_norm, round_row

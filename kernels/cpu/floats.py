@@ -10,7 +10,6 @@ from numba.extending import intrinsic
 from .compiled import compiled, inlined
 from .vector_ir import FLOAT, INT32
 
-
 _LOG2_E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693359375)
 _LN2_LOW = np.float32(-2.12194440e-4)

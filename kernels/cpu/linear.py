@@ -14,8 +14,9 @@ from .compiled import compiled
 from .floats import floats_at
 from .packing import PackedMatrix
 from .panels import PANELS, call_panel
+from .quantized_rows import GROUP
 from .team import barrier, claim
-from .tiles import GROUP, PANEL
+from .tiles import PANEL
 
 BITS, OUTPUTS, INPUTS, VALUES, SCALES, MINIMUMS, BIAS, KERNEL, NUM_FIELDS = range(9)
 """Fields of a matrix in compiled code: int64 [8]; OUTPUTS filled up to panels, the last five are addresses."""

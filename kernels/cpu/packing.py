@@ -11,35 +11,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .tiles import GROUP, PANEL
+from .quantized_rows import GROUP, Float32s, QuantizedRows
+from .tiles import PANEL
 
 UInt8s = NDArray[np.uint8]
 Halves = NDArray[np.float16]
-Float32s = NDArray[np.float32]
 
 FORMATS = {4: "int4", 8: "int8", 16: "bfloat16", 32: "float32"}
 """Bits of a weight -> name."""
 _LARGEST_HALF = 65504.0
 _ALIGNMENT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedRows:
-    """Rows of a matrix, not packed yet: weight = d q + m."""
-
-    q: UInt8s
-    """[num_rows, columns]"""
-    d: Halves
-    """[num_rows, columns / 32]"""
-    m: Halves
-    """[num_rows, columns / 32]"""
-
-    def dequantize(self) -> Float32s:
-        """float32 [num_rows, columns]"""
-        num_rows, columns = self.q.shape
-        q = self.q.reshape(num_rows, -1, GROUP)
-        weights = q * self.d[..., None].astype(np.float32) + self.m[..., None].astype(np.float32)
-        return weights.reshape(num_rows, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +87,16 @@ class MatrixPacker:
 
     def put(self, first_row: int, rows: Float32s | QuantizedRows) -> None:
         """float32 or quantized [n, in_features]. What is quantized to no more bits than the format has stays as it is."""
-        num_rows = len(rows.q) if isinstance(rows, QuantizedRows) else len(rows)
+        num_rows = len(rows)
         done = 0
         while done < num_rows:
             panel, place = divmod(first_row + done, PANEL)
             count = min(PANEL - place, num_rows - done)
             if count == PANEL:  # all whole panels at once
                 count = (num_rows - done) // PANEL * PANEL
-                self._pack(panel, _cut(rows, done, done + count))
+                self._pack(panel, rows[done : done + count])
             else:
-                self._collect(panel, place, _cut(rows, done, done + count), count)
+                self._collect(panel, place, rows[done : done + count], count)
             done += count
 
     def take(self) -> PackedMatrix:
@@ -153,7 +134,7 @@ class MatrixPacker:
         for place, rows in parts:
             rows = rows if isinstance(rows, QuantizedRows) else quantize(rows, self._bits)
             for target, source in ((quantized.q, rows.q), (quantized.d, rows.d), (quantized.m, rows.m)):
-                target[place : place + len(source)] = source
+                target[place : place + len(rows)] = source
         self._pack(panel, quantized)
 
     def _pack(self, first_panel: int, rows: Float32s | QuantizedRows) -> None:
@@ -214,9 +195,3 @@ def aligned_bytes(count: int) -> UInt8s:
     raw = np.zeros(count + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + count]
-
-
-def _cut(rows: Float32s | QuantizedRows, first: int, last: int) -> Float32s | QuantizedRows:
-    if isinstance(rows, QuantizedRows):
-        return QuantizedRows(rows.q[first:last], rows.d[first:last], rows.m[first:last])
-    return rows[first:last]

@@ -7,7 +7,8 @@ bytes. Integer formats take int8 rows with their scales, the others float32 rows
 from __future__ import annotations
 
 from .isa import Isa, host_isa
-from .tiles import GROUP, PANEL, float_tile, integer_tile
+from .quantized_rows import GROUP
+from .tiles import PANEL, float_tile, integer_tile
 from .vector_ir import caller, native
 
 HOST = host_isa() or Isa.AVX2

@@ -6,7 +6,7 @@ import numpy as np
 
 from .compiled import compiled
 from .floats import gelu_tanh, silu
-from .tiles import GROUP
+from .quantized_rows import GROUP
 
 _LARGEST = np.float32(127.0)
 _SMALLEST = np.float32(1e-30)

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
-from llvmlite import ir
 
 from .compiled import compiled
 from .vector_ir import INT32, INT64, Emitter

@@ -22,12 +22,11 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from .isa import Isa
+from .quantized_rows import GROUP
 from .vector_ir import FLOAT, HALF, INT8, INT16, INT32, Emitter, kernel
 
 PANEL = 16
 """Outputs of a panel."""
-GROUP = 32
-"""Inputs that share a scale."""
 _QUADS = GROUP // 4
 
 Tile = Callable[..., None]
@@ -123,7 +122,6 @@ def _put(e: Emitter, totals: list[list[ir.Value]], y: ir.Value, stride: ir.Value
 
 def _vnni_sums(e: Emitter, bits: int, panel: ir.Value, rows: list[ir.Value]) -> Sums:
     """One register holds the whole panel."""
-    b = e.builder
     sums = [e.vector(INT32, 16, 0) for _ in rows]
     for quad in range(_QUADS):
         if bits == 8:

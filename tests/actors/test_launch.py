@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from callboard.actors import launch
+from callboard.actors import dtypes, launch
 from callboard.errors import ConfigError, ModelNotFound
 from callboard.topology import topology_from
 
@@ -15,7 +15,7 @@ from callboard.topology import topology_from
 def test_auto_becomes_what_the_cpu_multiplies(
     tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool, dtype: str
 ) -> None:
-    monkeypatch.setattr(launch, "_cpu_has_bfloat16", lambda: has_bfloat16)
+    monkeypatch.setattr(dtypes, "_cpu_has_bfloat16", lambda: has_bfloat16)
     ready = launch.prepare_launch(topology_from(str(tiny_llama_dir)))
     assert (ready.topology.model.dtype, ready.topology.model.kv_dtype) == (dtype, dtype)
     assert (ready.shape.num_layers, ready.shape.vocab_size, ready.shape.eos_token_ids) == (2, 257, (0,))

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from callboard.checkpoints.shape import ModelShape
+from callboard.execution.forward import TorchForward
 from callboard.execution.runner import ModelRunner
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.messages.steps import NewRow, StepPlan
@@ -191,14 +192,11 @@ def make_plan_maker():
 def make_runner(llama):
     def make(num_blocks=64, max_num_seqs=8, max_model_len=120, kv_dtype=torch.float32, model=None):
         runner = ModelRunner(
-            model or PagedLlama(llama),
-            num_blocks=num_blocks,
-            block_size=BLOCK_SIZE,
-            kv_dtype=kv_dtype,
+            TorchForward(model or PagedLlama(llama), num_blocks=num_blocks, block_size=BLOCK_SIZE, kv_dtype=kv_dtype),
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
         )
-        runner.kv.tensor.fill_(torch.nan)  # an unused slot that is read shows up in every token
+        runner.forward.kv.tensor.fill_(torch.nan)  # an unused slot that is read shows up in every token
         return runner
 
     return make

@@ -13,6 +13,7 @@ import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
 from callboard.checkpoints import ModelShape, read_shape, resolve_checkpoint
+from callboard.execution.forward import TorchForward
 from callboard.execution.runner import ModelRunner
 from callboard.mailbox.messages.admission import Admit
 from callboard.mailbox.messages.sampling import SamplingParams
@@ -169,14 +170,13 @@ class Engine:
         } | limits
         self.scheduler = Scheduler(SchedulerLimits(**settings))  # type: ignore[arg-type]
         self.runner = ModelRunner(
-            model,
-            num_blocks=self.scheduler.limits.num_blocks,
-            block_size=BLOCK_SIZE,
-            kv_dtype=model.dtype,
+            TorchForward(
+                model, num_blocks=self.scheduler.limits.num_blocks, block_size=BLOCK_SIZE, kv_dtype=model.dtype
+            ),
             max_num_seqs=self.scheduler.limits.max_num_seqs,
             max_model_len=MAX_LEN,
         )
-        self.runner.kv.tensor.fill_(torch.nan)  # a slot that is read unwritten shows up in every token
+        self.runner.forward.kv.tensor.fill_(torch.nan)  # a slot that is read unwritten shows up in every token
         self._plans: deque[StepPlan] = deque()
         self._plan([WorkerAttached(1)])
 

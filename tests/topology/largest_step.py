@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from callboard.actors import worker  # noqa: F401 - a worker's process has imported it
 from callboard.actors.launch import Launch, prepare_launch
+from callboard.execution.forward import TorchForward
 from callboard.execution.runner import ModelRunner
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.messages.steps import NewRow, StepPlan
@@ -46,15 +47,17 @@ def start(source: str, settings: list[str]) -> tuple[Launch, ModelRunner]:
         launch.max_model_len,
     )
     runner = ModelRunner(
-        model,
-        num_blocks=launch.ledger.num_blocks,
-        block_size=topology.kv_cache.block_size,
-        kv_dtype=getattr(torch, topology.model.kv_dtype),
+        TorchForward(
+            model,
+            num_blocks=launch.ledger.num_blocks,
+            block_size=topology.kv_cache.block_size,
+            kv_dtype=getattr(torch, topology.model.kv_dtype),
+        ),
         max_num_seqs=topology.scheduler.max_num_seqs,
         max_model_len=launch.max_model_len,
     )
     runner.warm_up()
-    runner.kv.tensor.zero_()
+    runner.forward.kv.tensor.zero_()
     return launch, runner
 
 
@@ -132,8 +135,8 @@ def main() -> None:
     arrays += sum(count.token_ids.nbytes + count.counts.nbytes for count in counts)
     fixed = process_bytes_of(("worker",), launch.shape) + kept_bytes_of(ledger.weight_bytes, ledger.activation_bytes)
     counted = {
-        "weights": (ledger.weight_bytes, runner.model.num_weight_bytes),
-        "KV cache": (ledger.kv_bytes, runner.kv.tensor.nbytes),
+        "weights": (ledger.weight_bytes, runner.forward.num_weight_bytes),
+        "KV cache": (ledger.kv_bytes, runner.forward.kv.tensor.nbytes),
         "activations": (ledger.activation_bytes, peak_tensor_bytes(run) + arrays),
         "process": (ledger.weight_bytes + ledger.kv_bytes + ledger.activation_bytes + fixed, process),
     }

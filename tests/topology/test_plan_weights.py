@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from callboard.actors.launch import _cpu_flags
+from callboard.actors.dtypes import cpu_flags
 from callboard.checkpoints.model_weights import count_parameters
 from callboard.checkpoints.shape import ModelShape
 from callboard.models import linear
@@ -92,7 +92,7 @@ def test_parameters_are_those_of_the_model_cards(shape):
 def test_the_cpus_flags_tell_what_trying_tells(dtype):
     """On the machine at hand."""
     device = torch.device("cpu")
-    of_flags = arithmetic(str(dtype).removeprefix("torch."), flags=_cpu_flags())
+    of_flags = arithmetic(str(dtype).removeprefix("torch."), flags=cpu_flags())
     held = linear.held_dtype(dtype, device)
     assert (of_flags.compute_bytes, of_flags.matrix_bytes) == (
         linear.compute_dtype(dtype, device).itemsize,

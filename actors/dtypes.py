@@ -1,0 +1,76 @@
+"""What `dtype = "auto"` becomes on this machine, and whether it can compute the one that was named. No torch."""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from ..checkpoints.shape import Checkpoint, ModelShape
+from ..checkpoints.weight_formats import PACKED_DTYPES, PANEL_ROWS, packed_dtype, stored_types
+from ..errors import ConfigError
+from ..topology import Topology
+from ..topology.plan import worker_process
+
+_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+_COMPILED = frozenset({"avx2", "fma", "f16c"})
+_log = logging.getLogger(__name__)
+
+
+def resolve_dtypes(topology: Topology, checkpoint: Checkpoint, shape: ModelShape) -> Topology:
+    """The topology with dtype and kv_dtype named.
+
+    On a CPU that the packed kernels know, auto is the format that the checkpoint itself is quantized to; of a
+    checkpoint that is not quantized it is bfloat16 where the CPU multiplies that natively, else float32.
+    Raises ConfigError if a packed dtype was named and cannot be computed here.
+    """
+    model = topology.model
+    on_cpu = worker_process(topology).device == "cpu"
+    obstacle = _obstacle(shape) if on_cpu else "it is for device cpu"
+    dtype = model.dtype
+    if dtype in PACKED_DTYPES and obstacle is not None:
+        raise ConfigError(f"model.dtype {dtype} cannot be computed here: {obstacle}", advice="use float32 or bfloat16")
+    if dtype == "auto":
+        packed = packed_dtype(stored_types(checkpoint, shape)) if on_cpu else None
+        if packed is not None and obstacle is None:
+            dtype = packed
+        else:
+            dtype = "bfloat16" if _cpu_has_bfloat16() else "float32"
+            if packed is not None:
+                _log.warning("the %s weights of %s are widened to %s: %s", packed, checkpoint.name, dtype, obstacle)
+    kv_dtype = model.kv_dtype
+    if kv_dtype == "auto":
+        kv_dtype = "bfloat16" if dtype in PACKED_DTYPES else dtype
+    return msgspec.structs.replace(topology, model=msgspec.structs.replace(model, dtype=dtype, kv_dtype=kv_dtype))
+
+
+def _obstacle(shape: ModelShape) -> str | None:
+    """Why the packed kernels cannot be used; None if they can."""
+    if not cpu_flags() >= _COMPILED:
+        return "the CPU has no AVX2 with FMA"
+    sizes = {
+        "head_dim": shape.head_dim,
+        "hidden_size": shape.hidden_size,
+        "2 intermediate_size": 2 * shape.intermediate_size,
+    }
+    for name, size in sizes.items():
+        if size % PANEL_ROWS:
+            return f"the model's {name} {size} is no multiple of {PANEL_ROWS}"
+    return None
+
+
+def _cpu_has_bfloat16() -> bool:
+    return bool(_BFLOAT16 & cpu_flags())
+
+
+@lru_cache
+def cpu_flags() -> frozenset[str]:
+    """As in /proc/cpuinfo, of the first core."""
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    line = next((line for line in info.splitlines() if line.startswith(("flags", "Features"))), "")
+    return frozenset(line.split())
