@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import gguf
 import numpy as np
 import pytest
@@ -32,7 +34,7 @@ def cut_matrices(draw):
     out_features = draw(st.integers(1, 70))
     in_features = draw(st.integers(1, 3)) * 32 if bits <= 8 else draw(st.integers(1, 40))
     cuts = sorted(draw(st.sets(st.integers(1, out_features), max_size=6)) | {0, out_features})
-    pieces = draw(st.permutations(list(zip(cuts, cuts[1:], strict=False))))
+    pieces = draw(st.permutations(list(pairwise(cuts))))
     return bits, random_matrix(draw(st.integers(0, 99)), out_features, in_features), pieces
 
 
@@ -58,7 +60,7 @@ def quantized_rows(draw):
     q = rng.integers(0, 1 << draw(st.integers(1, bits)), (num_rows, 32 * groups)).astype(np.uint8)
     d, m = (rng.standard_normal((num_rows, groups)).astype(np.float16) for _ in range(2))
     cuts = sorted(draw(st.sets(st.integers(1, num_rows), max_size=4)) | {0, num_rows})
-    return bits, QuantizedRows(q, d, m), draw(st.permutations(list(zip(cuts, cuts[1:], strict=False))))
+    return bits, QuantizedRows(q, d, m), draw(st.permutations(list(pairwise(cuts))))
 
 
 @FEW
