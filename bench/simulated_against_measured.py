@@ -1,162 +1,203 @@
 """A real engine against its simulation: step times fitted from the journal of one load, checked on another.
 
-    python -m callboard.bench.simulated_against_measured [MODEL] [--seconds S] [--fit RATE IN OUT] [--check RATE IN OUT]
+    python -m callboard.bench.simulated_against_measured [MODEL] [--pairs N] [--seconds S]
+        [--fit RATE IN OUT] [--check RATE IN OUT] [--pin {auto,no}] [--threads N]
 
 Both loads are Poisson arrivals of greedy streams; prompts are random ids, so nothing is a prefix hit; lengths lie
-evenly between half and one and a half of those named. The first load's journal is fitted. The second is measured by the
-client, and simulated from the times at which its requests were sent. Prints both and the difference; exit code 1 if the
-median of TTFT or TPOT is off by more than 10 %.
+evenly between half and one and a half of those named. One engine with one journal gets them in turns, N times for S
+seconds each, and is idle in between. The steps of the first load are fitted. The second is measured by the client, and
+each of its segments is simulated from the times at which its requests were sent; percentiles are over all of them. What
+a client's TTFT has beside the engine's (HTTP, text) is no step: its median is taken from the first load, and added.
+Prints both and the difference, for each pair too; exit code 1 if the median of TTFT or TPOT is off by more than 10 %.
+
+Where there are more than two cores the worker has its own (`--pin no`: all share all).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import random
+import os
 import sys
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import msgspec
 import numpy as np
 
-from ..cli.simulate_fit import Recorded, read_recorded
-from ..journal.files import files_of
-from ..simulation import TraceRequest, simulate
+from ..simulation import simulate
 from ..simulation.report import tpot_ns, ttft_ns
 from ..simulation.tables import aligned, milliseconds
+from .alternating_loads import Alternation, Load, Segment, alternate
+from .cores import cores_here
 from .machine import describe_machine
-from .open_loop import LoadGenerator, Outcome, completion_request, poisson_arrivals
 from .overlap import DEMO_MODEL
-from .server_process import ServerProcess
 
-VOCABULARY = 40_000
-NUM_WARM_UPS = 4
 MAX_ERROR = 0.1
 PERCENTILES = (50, 90, 99)
+FITTED, CHECKED = Load(1.2, 128, 64), Load(0.8, 96, 80)
+NUM_PAIRS, SECONDS = 6, 15.0
+MAX_THREADS = 4
+"""Of the worker by default: a small model has no use for more, and each one more can be late."""
 
 
-class Load(msgspec.Struct, frozen=True):
-    """Requests per second, and mean lengths in tokens."""
+class Latencies(msgspec.Struct, frozen=True):
+    """Nanoseconds, one of each request."""
 
-    rate_per_s: float
-    input_len: int
-    output_len: int
+    ttft_ns: list[float]
+    tpot_ns: list[float]
 
-    def requests(self, seconds: float, seed: int) -> list[TraceRequest]:
-        """When they are due, and how long they are."""
-        draw = random.Random(seed)
-        return [
-            TraceRequest(round(at_s * 1e9), _around(draw, self.input_len), max(2, _around(draw, self.output_len)))
-            for at_s in poisson_arrivals(self.rate_per_s, seconds, seed)
-        ]
+    def median_ms(self) -> dict[str, float]:
+        """By name."""
+        return {name: values[0] for name, values in self.percentiles_ms().items()}
+
+    def percentiles_ms(self) -> dict[str, list[float]]:
+        """By name: at PERCENTILES."""
+        named = {"TTFT": self.ttft_ns, "TPOT": self.tpot_ns}
+        return {name: (np.percentile(values, PERCENTILES) / 1e6).tolist() for name, values in named.items()}
 
 
-class Measured(msgspec.Struct, frozen=True):
-    """One load on a real engine."""
+class Pair(msgspec.Struct, frozen=True):
+    """One segment of the load that is checked, as it was and as it is simulated."""
 
-    trace: list[TraceRequest]
-    """With the times at which the requests were sent."""
-    outcomes: list[Outcome]
-    recorded: Recorded
+    measured: Latencies
+    simulated: Latencies
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Of the second load, milliseconds: TTFT and TPOT by percentile."""
+    """Of the second load."""
 
-    measured: dict[str, tuple[float, ...]]
-    simulated: dict[str, tuple[float, ...]]
-    fit: list[str]
+    pairs: list[Pair]
+    notes: list[str]
+    """The fit, and what lies outside of the engine."""
 
-    def error(self, name: str) -> float:
-        """Of the median, relative."""
-        return self.simulated[name][0] / self.measured[name][0] - 1
+    def errors(self) -> dict[str, float]:
+        """Of the medians over all segments, relative, by name."""
+        return _errors(self._pooled())
 
     def lines(self) -> list[str]:
         """For a person."""
-        rows = [["ms", *(f"{name} p{q}" for name in self.measured for q in PERCENTILES)]]
-        for label, found in (("measured", self.measured), ("simulated", self.simulated)):
-            rows.append([label, *(milliseconds(value) for name in found for value in found[name])])
-        errors = ", ".join(f"{name} {self.error(name):+.1%}" for name in self.measured)
-        return [*self.fit, *aligned(rows), f"error of the median: {errors}"]
+        rows = [["", "requests", "TTFT measured", "simulated", "error", "TPOT measured", "simulated", "error"]]
+        rows += [_row(f"pair {number}", pair) for number, pair in enumerate(self.pairs, start=1)]
+        pooled = self._pooled()
+        rows.append(_row("all", pooled))
+        wide = [["", *(f"{name} p{q}" for name in ("TTFT", "TPOT") for q in PERCENTILES)]]
+        for label, found in (("measured", pooled.measured), ("simulated", pooled.simulated)):
+            wide.append([label, *(milliseconds(value) for value in chain(*found.percentiles_ms().values()))])
+        errors = ", ".join(f"{name} {error:+.1%}" for name, error in self.errors().items())
+        return [
+            *self.notes,
+            "medians, ms:",
+            *aligned(rows),
+            "over all segments, ms:",
+            *aligned(wide),
+            f"error of the median: {errors}",
+        ]
+
+    def _pooled(self) -> Pair:
+        return Pair(_pool(pair.measured for pair in self.pairs), _pool(pair.simulated for pair in self.pairs))
 
 
-def _around(draw: random.Random, length: int) -> int:
-    return draw.randint(max(1, length // 2), length * 3 // 2)
-
-
-def run_load(model: str, load: Load, seconds: float, seed: int) -> Measured:
-    """Start an engine with a journal, warm it up, send the load, stop it."""
-    trace, draw = load.requests(seconds, seed), random.Random(seed + 1)
-    bodies = [_body(draw, request) for request in trace]
-    warm_ups = [_body(draw, TraceRequest(0, load.input_len, load.output_len)) for _ in range(NUM_WARM_UPS)]
-
-    async def send(url: str) -> list[Outcome]:
-        async with LoadGenerator(url) as generator:
-            await generator.closed_loop(warm_ups, 2)
-            return await generator.open_loop(bodies, [request.arrival_ns / 1e9 for request in trace])
-
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Path(folder) / "journal"
-        with ServerProcess(model, "--set", f"journal.path={journal}") as server:
-            outcomes = asyncio.run(send(server.url))
-            server.terminate()
-            server.wait()
-        recorded = read_recorded([path for _, path in sorted(files_of(journal).items())])
-    if any(outcome.status != 200 for outcome in outcomes):
-        raise RuntimeError("a request was refused: the load is too high for this machine")
-    sent = [
-        msgspec.structs.replace(request, arrival_ns=request.arrival_ns + round(outcome.late_s * 1e9))
-        for request, outcome in zip(trace, outcomes, strict=True)
-    ]
-    return Measured(sent, outcomes, recorded)
-
-
-def _body(draw: random.Random, request: TraceRequest) -> bytes:
-    prompt = [draw.randrange(100, VOCABULARY) for _ in range(request.num_prompt_tokens)]
-    return completion_request(prompt, request.num_output_tokens)
-
-
-def compare(model: str, fitted: Load, checked: Load, seconds: float) -> Comparison:
+def compare(
+    model: str,
+    loads: tuple[Load, Load] = (FITTED, CHECKED),
+    *,
+    num_pairs: int = NUM_PAIRS,
+    seconds: float = SECONDS,
+    is_pinned: bool = True,
+    num_threads: int | None = None,
+) -> Comparison:
     """Fit on one load, check on the other."""
-    recorded = run_load(model, fitted, seconds, seed=1).recorded
-    measured = run_load(model, checked, seconds, seed=2)
-    history = simulate(measured.trace, recorded.limits, recorded.steps, recorded.control)
-    firsts = [ttft_ns(request) or 0 for request in history.requests]
-    gaps = [tpot_ns(request) or 0.0 for request in history.requests]
-    client = list(zip(measured.trace, measured.outcomes, strict=True))
-    return Comparison(
-        measured={
-            "TTFT": _percentiles_ms([1e9 * (outcome.first_s - outcome.late_s) for _, outcome in client]),
-            "TPOT": _percentiles_ms(
-                [
-                    1e9 * (outcome.end_s - outcome.first_s) / (request.num_output_tokens - 1)
-                    for request, outcome in client
-                ]
-            ),
-        },
-        simulated={"TTFT": _percentiles_ms(firsts), "TPOT": _percentiles_ms(gaps)},
-        fit=recorded.steps.lines(),
+    cores = cores_here() if is_pinned else None
+    num_own = len(os.sched_getaffinity(0)) if cores is None else len(cores.worker)
+    num_threads = num_threads or min(MAX_THREADS, num_own)
+    where = "anywhere" if cores is None else f"on cores {_ranges(cores.worker)}, all else on {_ranges(cores.rest)}"
+    print(f"worker: {num_threads} threads, {where}", flush=True)
+    return comparison_of(
+        alternate(model, loads, num_pairs=num_pairs, seconds=seconds, cores=cores, num_threads=num_threads)
     )
 
 
-def _percentiles_ms(values_ns: Sequence[float]) -> tuple[float, ...]:
-    return tuple(float(value) / 1e6 for value in np.percentile(values_ns, PERCENTILES))
+def comparison_of(found: Alternation) -> Comparison:
+    """Simulate the segments that are checked."""
+    recorded = found.recorded
+    control = recorded.control
+    times = ", ".join(
+        f"{name} {value / 1e3:.0f} us"
+        for name, value in (
+            ("request to scheduler", control.ingress_ns),
+            ("plan to start", control.schedule_ns),
+            ("end to scheduler", control.report_ns),
+            ("outside of the engine", found.outside_ns),
+        )
+    )
+    pairs = [
+        Pair(Latencies(segment.ttft_ns(), segment.tpot_ns()), _simulated(segment, found)) for segment in found.checked
+    ]
+    return Comparison(pairs, [*recorded.steps.lines(), times])
+
+
+def _simulated(segment: Segment, found: Alternation) -> Latencies:
+    recorded = found.recorded
+    history = simulate(segment.trace, recorded.limits, recorded.steps, recorded.control)
+    return Latencies(
+        [(ttft_ns(request) or 0) + found.outside_ns for request in history.requests],
+        [tpot_ns(request) or 0.0 for request in history.requests],
+    )
+
+
+def _pool(parts: Iterable[Latencies]) -> Latencies:
+    every = list(parts)
+    return Latencies(
+        [value for part in every for value in part.ttft_ns], [value for part in every for value in part.tpot_ns]
+    )
+
+
+def _errors(pair: Pair) -> dict[str, float]:
+    measured, simulated = pair.measured.median_ms(), pair.simulated.median_ms()
+    return {name: simulated[name] / measured[name] - 1 for name in measured}
+
+
+def _row(label: str, pair: Pair) -> list[str]:
+    measured, simulated, errors = pair.measured.median_ms(), pair.simulated.median_ms(), _errors(pair)
+    row = [label, str(len(pair.measured.ttft_ns))]
+    for name, error in errors.items():
+        row += [milliseconds(measured[name]), milliseconds(simulated[name]), f"{error:+.1%}"]
+    return row
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """`0-3,8`, of ascending ones."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def _load(values: Sequence[float]) -> Load:
+    return Load(values[0], int(values[1]), int(values[2]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=DEMO_MODEL)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--fit", nargs=3, type=float, default=[1.5, 96, 48], metavar=("RATE", "IN", "OUT"))
-    parser.add_argument("--check", nargs=3, type=float, default=[0.8, 192, 96], metavar=("RATE", "IN", "OUT"))
+    parser.add_argument("--pairs", type=int, default=NUM_PAIRS)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each segment")
+    for name, load in (("--fit", FITTED), ("--check", CHECKED)):
+        default = [load.rate_per_s, load.input_len, load.output_len]
+        parser.add_argument(name, nargs=3, type=float, default=default, metavar=("RATE", "IN", "OUT"))
+    parser.add_argument("--pin", choices=["auto", "no"], default="auto", help="cores of its own for the worker")
+    parser.add_argument("--threads", type=int, help=f"of the worker; default: its cores, {MAX_THREADS} at most")
     args = parser.parse_args()
-    loads = [Load(rate, int(length), int(output)) for rate, length, output in (args.fit, args.check)]
     print(describe_machine())
-    comparison = compare(args.model, loads[0], loads[1], args.seconds)
+    comparison = compare(
+        args.model,
+        (_load(args.fit), _load(args.check)),
+        num_pairs=args.pairs,
+        seconds=args.seconds,
+        is_pinned=args.pin == "auto",
+        num_threads=args.threads,
+    )
     print("\n".join(comparison.lines()))
-    sys.exit(any(abs(comparison.error(name)) > MAX_ERROR for name in comparison.measured))
+    sys.exit(any(abs(error) > MAX_ERROR for error in comparison.errors().values()))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from ..simulation.plots import check_plot, write_plots
 from ..simulation.settings import changed_limits, combinations_of, limits_of, parse_settings
 from ..simulation.tables import aligned, comparison_rows, report_lines
 from ..topology.schema import KVCacheSection
-from .simulate_fit import read_recorded
+from .simulate_fit import parse_periods, read_recorded
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float8": 1}
 
@@ -45,6 +45,7 @@ class SimulateOptions(msgspec.Struct, frozen=True):
     model_shape: str | None = None
     device: str | None = None
     fit: tuple[Path, ...] = ()
+    fit_times: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     compare: tuple[str, ...] = ()
     num_blocks: int | None = None
@@ -111,7 +112,7 @@ class _Engine(NamedTuple):
 
 def _recorded_engine(options: SimulateOptions) -> _Engine:
     """The one that wrote a journal, with its limits."""
-    steps, control, limits = read_recorded(options.fit)
+    steps, control, limits = read_recorded(options.fit, parse_periods(options.fit, options.fit_times))
     if options.num_blocks is not None:
         limits = msgspec.structs.replace(limits, num_blocks=options.num_blocks)
     return _Engine(steps, control, lambda settings: changed_limits(limits, settings), steps.lines())

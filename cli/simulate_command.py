@@ -30,6 +30,14 @@ def simulate(
             help="In place of shape and device: files of an engine's journal, for step times and limits.",
         ),
     ] = None,
+    fit_time: Annotated[
+        TextList,
+        typer.Option(
+            "--fit-time",
+            metavar="FROM:TO",
+            help="Fit only steps of this time, in seconds since the journal began; may be repeated.",
+        ),
+    ] = None,
     settings: Annotated[
         TextList, typer.Option("--set", metavar="KEY=VALUE", help="A field of [scheduler] or [kv_cache].")
     ] = None,
@@ -62,6 +70,7 @@ def simulate(
         model_shape=model_shape,
         device=device,
         fit=tuple(fit or ()),
+        fit_times=tuple(fit_time or ()),
         settings=tuple(settings or ()),
         compare=tuple(compare or ()),
         num_blocks=num_blocks,

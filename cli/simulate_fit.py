@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ConfigError
-from ..journal import JournalFile, Replay, runs_of
+from ..journal import JournalFile, Observer, Replay, runs_of
 from ..scheduling import SchedulerLimits
 from ..simulation import ControlTimes, FittedSteps, fit
 from ..simulation.measured_steps import MeasuredSteps
+from ..simulation.periods import Period, parse_period
 
 
 class Recorded(NamedTuple):
@@ -21,13 +22,23 @@ class Recorded(NamedTuple):
     limits: SchedulerLimits
 
 
-def read_recorded(paths: Sequence[Path]) -> Recorded:
-    """Replay journal files, in their order, and fit. Raises ConfigError if too little was recorded, or a plan is not
-    what it was."""
+def parse_periods(paths: Sequence[Path], texts: Sequence[str]) -> list[Period] | None:
+    """Each `FROM:TO` in seconds since the first of the journal files began; None without any. Raises ConfigError."""
+    return [parse_period(text, JournalFile(paths[0]).header.now_ns) for text in texts] or None
+
+
+def read_recorded(
+    paths: Sequence[Path], periods: Sequence[Period] | None = None, observers: Sequence[Observer] = ()
+) -> Recorded:
+    """Replay journal files, in their order, and fit the steps in the periods (None: all of them).
+
+    `observers` are told of the whole replay. Raises ConfigError if too little was recorded, or a plan is not what it
+    was.
+    """
     runs = runs_of([JournalFile(path) for path in paths])
-    measured = MeasuredSteps()
+    measured = MeasuredSteps(periods)
     for files in runs:
-        replay = Replay(observers=(measured,))
+        replay = Replay(observers=(measured, *observers))
         replay.run(files)
         if replay.difference is not None:
             raise ConfigError(

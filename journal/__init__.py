@@ -1,7 +1,7 @@
 """Every input of the scheduler in a file, and what can be done with it: replay, questions, what-if."""
 
 from .reader import JournalFile
-from .replay import Difference, Replay, runs_of
+from .replay import Difference, Observer, Replay, runs_of
 from .writer import JournalWriter
 
-__all__ = ["Difference", "JournalFile", "JournalWriter", "Replay", "runs_of"]
+__all__ = ["Difference", "JournalFile", "JournalWriter", "Observer", "Replay", "runs_of"]

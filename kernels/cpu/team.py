@@ -1,7 +1,8 @@
 """Threads that compute one step together: parts of the work are claimed, and every phase ends at a barrier.
 
-A barrier costs about the time of a line of cache from core to core. Who waits spins, for another thread is at work on
-the same phase; after a while it offers its core to others. Between steps helpers sleep in the kernel.
+A barrier costs about the time of a line of cache from core to core. Who waits spins for some tens of microseconds, for
+another thread is at work on the same phase; then it sleeps in the kernel (a futex), so that a thread that lost its core
+to somebody can have this one. Between steps helpers sleep too.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from collections.abc import Callable
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .compiled import compiled
 from .vector_ir import INT32, INT64, Emitter
 
-_ARRIVED, _RELEASED, _CLAIMED = 0, 8, 16
-"""Words of the shared state, each on a line of its own: arrivals of all time, barriers passed, parts claimed."""
-STATE_WORDS = 24
-_SPINS_BETWEEN_YIELDS = 4096
+_ARRIVED, _RELEASED, _CLAIMED, _SLEEPING = 0, 8, 16, 24
+"""Words of the shared state, each on a line of its own: arrivals of all time, barriers passed, parts claimed, threads
+that sleep at a barrier."""
+STATE_WORDS = 32
+_SPINS = 1000
+_FUTEX, _WAIT, _WAKE, _ALL = 202, 128, 129, 1 << 30
+"""Linux on x86-64: the system call, its private operations, how many to wake."""
 
 
 def _word(name: str, write: Callable[..., ir.Value], num_arguments: int) -> Callable[..., int]:
@@ -50,11 +55,11 @@ def _pointer(e: Emitter, data: ir.Value, place: ir.Value) -> ir.Value:
 
 
 def _write_add(e: Emitter, data: ir.Value, place: ir.Value, value: ir.Value) -> ir.Value:
-    return e.builder.atomic_rmw("add", _pointer(e, data, place), value, "acq_rel")
+    return e.builder.atomic_rmw("add", _pointer(e, data, place), value, "seq_cst")
 
 
 def _write_get(e: Emitter, data: ir.Value, place: ir.Value) -> ir.Value:
-    return e.builder.load_atomic(_pointer(e, data, place), "acquire", 8)
+    return e.builder.load_atomic(_pointer(e, data, place), "seq_cst", 8)
 
 
 def _write_set(e: Emitter, data: ir.Value, place: ir.Value, value: ir.Value) -> ir.Value:
@@ -62,6 +67,22 @@ def _write_set(e: Emitter, data: ir.Value, place: ir.Value, value: ir.Value) -> 
     return value
 
 
+def _write_wait(e: Emitter, data: ir.Value, place: ir.Value, value: ir.Value) -> ir.Value:
+    """Sleep while the word's lower half is `value`'s; may return without cause."""
+    b = e.builder
+    futex = cgutils.get_or_insert_function(b.module, ir.FunctionType(INT64, [INT64], var_arg=True), "syscall")
+    address, half = e.address(data, (place, 8)), b.trunc(value, INT32)
+    return b.call(futex, [e.const(_FUTEX), address, e.const(_WAIT), half, e.const(0)])
+
+
+def _write_wake(e: Emitter, data: ir.Value, place: ir.Value) -> ir.Value:
+    b = e.builder
+    futex = cgutils.get_or_insert_function(b.module, ir.FunctionType(INT64, [INT64], var_arg=True), "syscall")
+    return b.call(futex, [e.const(_FUTEX), e.address(data, (place, 8)), e.const(_WAKE), e.const(_ALL)])
+
+
+_wait = _word("wait", _write_wait, 2)
+_wake = _word("wake", _write_wake, 1)
 _add = _word("add", _write_add, 2)
 _get = _word("get", _write_get, 1)
 _set = _word("set", _write_set, 2)
@@ -71,15 +92,6 @@ _set = _word("set", _write_set, 2)
 def _pause(context):
     def codegen(context, builder, signature, arguments):
         Emitter(builder).call("llvm.x86.sse2.pause", ir.VoidType())
-        return context.get_dummy_value()
-
-    return types.void(), codegen
-
-
-@intrinsic
-def _yield_core(context):
-    def codegen(context, builder, signature, arguments):
-        Emitter(builder).call("sched_yield", INT32)
         return context.get_dummy_value()
 
     return types.void(), codegen
@@ -110,15 +122,18 @@ def barrier(state, num_threads):
     passed = _get(state, _RELEASED)
     if _add(state, _ARRIVED, 1) + 1 == (passed + 1) * num_threads:
         _set(state, _CLAIMED, 0)
-        _set(state, _RELEASED, passed + 1)
+        _add(state, _RELEASED, 1)
+        if _get(state, _SLEEPING):
+            _wake(state, _RELEASED)
         return
-    spins = 0
-    while _get(state, _RELEASED) == passed:
+    for _ in range(_SPINS):
+        if _get(state, _RELEASED) != passed:
+            return
         _pause()
-        spins += 1
-        if spins == _SPINS_BETWEEN_YIELDS:
-            spins = 0
-            _yield_core()
+    _add(state, _SLEEPING, 1)
+    while _get(state, _RELEASED) == passed:
+        _wait(state, _RELEASED, passed)
+    _add(state, _SLEEPING, -1)
 
 
 class Team:

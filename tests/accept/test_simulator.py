@@ -8,7 +8,7 @@ import pytest
 
 from callboard.bench.machine import describe_machine
 from callboard.bench.simulate import measure
-from callboard.bench.simulated_against_measured import MAX_ERROR, Load, compare
+from callboard.bench.simulated_against_measured import MAX_ERROR, compare
 
 pytestmark = [pytest.mark.accept, pytest.mark.timeout(1200)]
 
@@ -23,8 +23,7 @@ def test_a_simulation_is_at_least_100_times_faster_than_real_time(name: str) -> 
 
 
 def test_simulated_ttft_and_tpot_are_within_10_percent_of_measured(smollm2_gguf: Path) -> None:
-    comparison = compare(str(smollm2_gguf), Load(1.2, 128, 64), Load(0.8, 96, 80), seconds=45.0)
     print(f"\n{describe_machine()}")
+    comparison = compare(str(smollm2_gguf))
     print("\n".join(comparison.lines()))
-    assert abs(comparison.error("TTFT")) <= MAX_ERROR
-    assert abs(comparison.error("TPOT")) <= MAX_ERROR
+    assert all(abs(error) <= MAX_ERROR for error in comparison.errors().values())

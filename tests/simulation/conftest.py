@@ -32,6 +32,19 @@ class AffineSteps:
         return 1_000_000 + 10_000 * load.num_tokens
 
 
+class _TwiceAsSlowLater:
+    """Step times that double at a time of their simulation; None: never."""
+
+    def __init__(self, steps: FittedSteps, from_ns: int | None) -> None:
+        self._steps, self._from_ns = steps, from_ns
+        self.simulation: Simulation | None = None
+
+    def step_ns(self, load: StepLoad) -> int:
+        assert self.simulation is not None
+        is_slow = self._from_ns is not None and self.simulation.scheduler.now_ns >= self._from_ns
+        return self._steps.step_ns(load) * (2 if is_slow else 1)
+
+
 class _Recorded:
     """A scheduler in front of a journal, as its actor has it."""
 
@@ -92,12 +105,15 @@ def recorded_steps() -> FittedSteps:
 
 @pytest.fixture
 def make_journal(make_limits: MakeLimits, recorded_steps: FittedSteps) -> Callable[..., Path]:
-    """The journal of a simulated engine, written into a folder; `limits` as in `make_limits`."""
+    """The journal of a simulated engine, written into a folder; `changes` as in `make_limits`."""
 
-    def make(folder: Path, num_requests: int = 80, **changes: object) -> Path:
+    def make(folder: Path, num_requests: int = 80, slow_from_ns: int | None = None, **changes: object) -> Path:
         limits = make_limits(**changes)
         trace = [TraceRequest(i * 11_000_000, 10 + 13 * i % 200, 3 + i % 30) for i in range(num_requests)]
-        simulation = Simulation(trace, limits, recorded_steps, ControlTimes(200_000, 100_000, 200_000, 1_000_000))
+        steps = _TwiceAsSlowLater(recorded_steps, slow_from_ns)
+        simulation = steps.simulation = Simulation(
+            trace, limits, steps, ControlTimes(200_000, 100_000, 200_000, 1_000_000)
+        )
         writer = JournalWriter(folder / "engine", 1 << 30, limits, 0)
         simulation.scheduler = _Recorded(Scheduler(limits), writer)  # type: ignore[assignment]
         simulation.scheduler.step(0, [WorkerAttached(1)])
