@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from inspect import Parameter, Signature
 
 from llvmlite import ir
 from numba import cfunc, types
@@ -104,10 +105,13 @@ def kernel(num_arguments: int, write: Callable[..., None]) -> Callable[..., None
         return context.get_dummy_value()
 
     signature = types.void(*[types.intp] * num_arguments)
-    names = ", ".join(f"a{index}" for index in range(num_arguments))
-    scope = {"signature": signature, "codegen": codegen}
-    exec(f"def typed(context, {names}):\n    return signature, codegen", scope)  # numba asks for named arguments
-    return intrinsic(scope["typed"])
+
+    def typed(context, *_types):
+        return signature, codegen
+
+    names = ("context", *(f"a{index}" for index in range(num_arguments)))  # numba asks for named arguments
+    typed.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
+    return intrinsic(typed)
 
 
 def native(num_arguments: int) -> Callable[[Callable[..., None]], Callable[[], int]]:
