@@ -37,8 +37,8 @@ def _places(lanes: list[int]) -> ir.Constant:
 
 
 def _turner(bits: int) -> Callable[..., None]:
-    """Compiled code calls it with (rows, stride, columns, target, target_stride): 8 rows of float32 or bfloat16 become 8
-    columns of float32. Strides in bytes; `columns` is a multiple of 8."""
+    """Compiled code calls it with (rows, stride, columns, target, target_stride): 8 rows of float32 or bfloat16 become
+    8 columns of float32. Strides in bytes; `columns` is a multiple of 8."""
 
     def write(e: Emitter, rows, stride, columns, target, target_stride) -> None:
         with e.loop(e.builder.udiv(columns, e.const(TURNED))) as loop:

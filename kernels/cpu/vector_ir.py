@@ -16,6 +16,8 @@ from numba import cfunc, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .code_cache import own_cache
+
 INT8, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
 
@@ -126,7 +128,8 @@ def native(num_arguments: int) -> Callable[[Callable[..., None]], Callable[[], i
     def compile_it(function: Callable[..., None]) -> Callable[[], int]:
         @lru_cache
         def address() -> int:
-            compiled = cfunc(signature, cache=True, error_model="numpy")(function)
+            with own_cache():
+                compiled = cfunc(signature, cache=True, error_model="numpy")(function)
             _KEPT.append(compiled)
             return int(compiled.address)
 
