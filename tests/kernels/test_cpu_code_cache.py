@@ -48,10 +48,10 @@ def test_the_settings_of_others_stay_as_they_are(monkeypatch, tmp_path):
     assert twice(21) == 42
     path = Path(twice.stats.cache_path)
     assert (tmp_path, cache_folder().name) == (path.parent.parent, path.parent.name)
-    assert config.CACHE_DIR == str(tmp_path)
+    assert str(tmp_path) == config.CACHE_DIR
     with pytest.raises(RuntimeError), own_cache():
         raise RuntimeError
-    assert config.CACHE_DIR == str(tmp_path)
+    assert str(tmp_path) == config.CACHE_DIR
 
 
 def test_a_package_that_is_not_to_be_written_uses_the_users_own_folder(monkeypatch, tmp_path):
