@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .attention_tiles import call_tile, fetch_line, score_bfloat16, score_float32, sum_bfloat16, sum_float32
+from .chunk_tiles import TILE_KEYS, TURNED, maxima, turn_floats, turn_halves
 from .compiled import compiled
 from .floats import exp, narrow, widen
 from .panels import call_product, product
 from .tiles import PANEL
 
-TILE_KEYS = 64
 TILE_QUERIES = 128
 _ZERO, _ONE, _NONE = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
 
@@ -39,7 +39,7 @@ class Scratch(NamedTuple):
     sums: NDArray[np.float32]
     """[TILE_QUERIES, head_dim]"""
     norms: NDArray[np.float32]
-    """[TILE_QUERIES, 2]: maximum and denominator of the softmax so far"""
+    """[TILE_QUERIES, 3]: maximum and denominator of the softmax so far, maximum of the tile"""
     addresses: NDArray[np.int64]
     """[5]: of the tiles for scores in float32 and bfloat16, for sums in both, and of `product`."""
 
@@ -52,7 +52,7 @@ def make_scratch(num_heads: int, num_kv_heads: int, head_dim: int, max_len: int)
         (TILE_KEYS, head_dim),
         (TILE_QUERIES, TILE_KEYS),
         (TILE_QUERIES, head_dim),
-        (TILE_QUERIES, 2),
+        (TILE_QUERIES, 3),
     )
     addresses = (score_float32(), score_bfloat16(), sum_float32(), sum_bfloat16(), product())
     return Scratch(*(np.zeros(shape, np.float32) for shape in shapes), np.array(addresses, np.int64))
@@ -126,22 +126,29 @@ def _softmax(line, scale):
 
 @compiled
 def _load_tile(cache_keys, cache_values, kv_head, blocks, start, count, scratch):
-    """Keys and values of positions start .. start + count - 1; what is behind them in the tile is zero."""
+    """Keys and values of positions start .. start + count - 1; what is behind them in the tile stays."""
     block_size, head_dim = cache_keys.shape[2:]
     keys, values = scratch.keys, scratch.values
-    for j in range(TILE_KEYS):
-        if j < count:
+    stride, key_stride = cache_keys.strides[2], keys.strides[0]
+    for j in range(count):
+        position = start + j
+        value = cache_values[blocks[position // block_size], kv_head, position % block_size]
+        for i in range(head_dim):
+            values[j, i] = widen(value[i])
+    for first in range(0, count, TURNED):
+        block, place = blocks[(start + first) // block_size], (start + first) % block_size
+        if first + TURNED <= count and place + TURNED <= block_size:
+            at, target = cache_keys[block, kv_head, place].ctypes.data, keys.ctypes.data + 4 * first
+            if cache_keys.itemsize == 2:
+                turn_halves(at, stride, head_dim, target, key_stride)
+            else:
+                turn_floats(at, stride, head_dim, target, key_stride)
+            continue
+        for j in range(first, min(first + TURNED, count)):
             position = start + j
-            block, place = blocks[position // block_size], position % block_size
-            key, value = cache_keys[block, kv_head, place], cache_values[block, kv_head, place]
+            key = cache_keys[blocks[position // block_size], kv_head, position % block_size]
             for i in range(head_dim):
                 keys[i, j] = widen(key[i])
-            for i in range(head_dim):
-                values[j, i] = widen(value[i])
-        else:
-            for i in range(head_dim):
-                keys[i, j] = _ZERO
-                values[j, i] = _ZERO
 
 
 @compiled
@@ -150,27 +157,29 @@ def _soften(scratch, num_queries, group, position, window, start, count):
     weights, sums, norms = scratch.weights, scratch.sums, scratch.norms
     for r in range(num_queries):
         seen = position + r // group + 1 - start
-        last = min(count, seen)
+        last = max(0, min(count, seen))
         first = max(0, seen - window) if window else 0
+        if first > 0 or last < TILE_KEYS:
+            weights[r, :first] = _NONE
+            weights[r, last:] = _NONE
+    maxima(weights.ctypes.data, weights.strides[0], num_queries, norms.ctypes.data + 8, norms.strides[0])
+    for r in range(num_queries):
         line = weights[r]
-        largest = norms[r, 0]
-        for j in range(first, last):
-            largest = max(largest, line[j])
+        largest = max(norms[r, 0], norms[r, 2])
         if largest == _NONE:  # nothing seen yet
             line[:] = _ZERO
             continue
-        factor = exp(norms[r, 0] - largest) if norms[r, 0] != _NONE else _ZERO
         total = _ZERO
-        for j in range(first, last):
+        for j in range(TILE_KEYS):
             line[j] = exp(line[j] - largest)
             total += line[j]
-        line[:first] = _ZERO
-        line[max(first, last) :] = _ZERO
-        norms[r, 0] = largest
-        norms[r, 1] = norms[r, 1] * factor + total
-        if factor != _ONE:
+        if largest != norms[r, 0]:
+            factor = exp(norms[r, 0] - largest)  # of nothing so far, if there is nothing
+            norms[r, 0] = largest
+            norms[r, 1] *= factor
             for i in range(sums.shape[1]):
                 sums[r, i] *= factor
+        norms[r, 1] += total
 
 
 @compiled
@@ -193,15 +202,16 @@ def attend_chunk(
         norms[r, 0], norms[r, 1] = _NONE, _ZERO
     product = scratch.addresses[4]
     end = position + num_tokens
-    start = max(0, position + 1 - window) if window else 0
+    start = max(0, position + 1 - window) // TURNED * TURNED if window else 0
     while start < end:
         count = min(TILE_KEYS, end - start)
+        num_panels = -(-count // PANEL)
         _load_tile(keys, values, kv_head, blocks, start, count, scratch)
         call_product(product, queries.ctypes.data, 4 * head_dim, scratch.keys.ctypes.data, head_dim, weights.ctypes.data,
-                     4 * TILE_KEYS, 0, num_queries << 32 | TILE_KEYS // PANEL)  # fmt: skip
+                     4 * TILE_KEYS, 0, num_queries << 32 | TILE_KEYS // PANEL << 16 | num_panels)  # fmt: skip
         _soften(scratch, num_queries, group, position, window, start, count)
-        call_product(product, weights.ctypes.data, 4 * TILE_KEYS, scratch.values.ctypes.data, TILE_KEYS, sums.ctypes.data,
-                     4 * head_dim, 1, num_queries << 32 | head_dim // PANEL)  # fmt: skip
+        call_product(product, weights.ctypes.data, 4 * TILE_KEYS, scratch.values.ctypes.data, count, sums.ctypes.data,
+                     4 * head_dim, 1, num_queries << 32 | head_dim // PANEL << 16 | head_dim // PANEL)  # fmt: skip
         start += count
     for r in range(num_queries):
         factor = _ONE / norms[r, 1]

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 from numba import njit
 
+from .code_cache import own_cache
+
 F = TypeVar("F", bound=Callable[..., object])
 
 _FAST = {"reassoc", "contract", "nsz"}
@@ -16,9 +18,11 @@ _OPTIONS = {"cache": True, "nogil": True, "fastmath": _FAST, "error_model": "num
 
 
 def compiled(function: F) -> F:
-    return njit(**_OPTIONS)(function)
+    with own_cache():
+        return njit(**_OPTIONS)(function)
 
 
 def inlined(function: F) -> F:
     """As `compiled`, put in place of its call."""
-    return njit(**_OPTIONS, inline="always")(function)
+    with own_cache():
+        return njit(**_OPTIONS, inline="always")(function)

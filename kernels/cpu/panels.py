@@ -86,10 +86,10 @@ def float32_panel(x, x_stride, s, s_stride, w, d, m, num_inputs, y, y_stride, ad
 
 @native(8)
 def product(x, x_stride, w, num_inputs, y, y_stride, adds, shape):
-    """float32 rows times a plain matrix [num_inputs, 16 num_panels] in float32, w_stride = its own width;
-    shape: num_rows << 32 | num_panels."""
-    num_panels = shape & 0xFFFFFFFF
-    w_stride = 4 * PANEL * num_panels
+    """float32 rows times the first panels (16 columns) of a plain float32 matrix [num_inputs, 16 width];
+    shape: num_rows << 32 | width << 16 | num_panels."""
+    num_panels = shape & 0xFFFF
+    w_stride = 4 * PANEL * (shape >> 16 & 0xFFFF)
     for panel in range(num_panels):
         num_rows = shape >> 32
         rows, out, at = x, y + 4 * PANEL * panel, w + 4 * PANEL * panel

@@ -9,6 +9,8 @@ from .floats import gelu_tanh, silu
 from .quantized_rows import GROUP
 
 _LARGEST = np.float32(127.0)
+_SMALLEST = np.float32(1e-30)
+"""Rows of nothing larger are zeros: 127 over it would be near the largest number, and soon infinite."""
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
@@ -43,7 +45,7 @@ def round_row(x, values, scales):
         for i in range(GROUP):
             largest = max(largest, abs(x[first + i]))
         scale = largest / _LARGEST
-        inverse = _LARGEST / largest if largest > _ZERO else _ZERO
+        inverse = _LARGEST / largest if largest > _SMALLEST else _ZERO
         total = np.int32(0)
         for i in range(GROUP):
             value = np.int32(np.rint(x[first + i] * inverse))

@@ -1,6 +1,6 @@
 """Threads that compute one step together: parts of the work are claimed, and every phase ends at a barrier.
 
-A barrier costs about the time of a line of cache from core to core. Who waits spins for some tens of microseconds, for
+A barrier costs about the time of a line of cache from core to core. Who waits spins for a while, for
 another thread is at work on the same phase; then it sleeps in the kernel (a futex), so that a thread that lost its core
 to somebody can have this one. Between steps helpers sleep too.
 """
@@ -20,11 +20,13 @@ from numba.extending import intrinsic
 from .compiled import compiled
 from .vector_ir import INT32, INT64, Emitter
 
-_ARRIVED, _RELEASED, _CLAIMED, _SLEEPING = 0, 8, 16, 24
+_ARRIVED, _RELEASED, _CLAIMED, _SLEEPING, _PATIENCE = 0, 8, 16, 24, 32
 """Words of the shared state, each on a line of its own: arrivals of all time, barriers passed, parts claimed, threads
-that sleep at a barrier."""
-STATE_WORDS = 32
-_SPINS = 1000
+that sleep at a barrier, and how long one spins before that."""
+STATE_WORDS = 40
+_LONGEST_SPIN, _SHORTEST_SPIN = 400_000, 12_500
+"""Of the processor's counter, some 160 and 5 us: longer than threads are apart at the end of a phase if each has a core;
+and next to nothing, where another process has one of them and waits last for milliseconds."""
 _FUTEX, _WAIT, _WAKE, _ALL = 202, 128, 129, 1 << 30
 """Linux on x86-64: the system call, its private operations, how many to wake."""
 
@@ -126,7 +128,8 @@ def barrier(state, num_threads):
         if _get(state, _SLEEPING):
             _wake(state, _RELEASED)
         return
-    for _ in range(_SPINS):
+    since, patience = clock(), _get(state, _PATIENCE)
+    while clock() - since < patience:
         if _get(state, _RELEASED) != passed:
             return
         _pause()
@@ -134,6 +137,10 @@ def barrier(state, num_threads):
     while _get(state, _RELEASED) == passed:
         _wait(state, _RELEASED, passed)
     _add(state, _SLEEPING, -1)
+    if clock() - since < 2 * _LONGEST_SPIN:
+        _set(state, _PATIENCE, min(2 * patience, _LONGEST_SPIN))
+    else:
+        _set(state, _PATIENCE, max(patience // 2, _SHORTEST_SPIN))
 
 
 class Team:
@@ -142,6 +149,7 @@ class Team:
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
         self.state = np.zeros(STATE_WORDS, np.int64)
+        self.state[_PATIENCE] = _LONGEST_SPIN
         self._work: Callable[[int], None] | None = None
         self._bells = [os.eventfd(0) for _ in range(num_threads - 1)]
         self._is_closed = False

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from inspect import Parameter, Signature
 
 from llvmlite import ir
 from numba import cfunc, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from .code_cache import own_cache
 
 INT8, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
@@ -105,9 +108,11 @@ def kernel(num_arguments: int, write: Callable[..., None]) -> Callable[..., None
 
     signature = types.void(*[types.intp] * num_arguments)
 
-    def typed(_context, *_arguments):
+    def typed(context, *_types):
         return signature, codegen
 
+    names = ("context", *(f"a{index}" for index in range(num_arguments)))  # numba asks for named arguments
+    typed.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
     return intrinsic(typed)
 
 
@@ -123,7 +128,8 @@ def native(num_arguments: int) -> Callable[[Callable[..., None]], Callable[[], i
     def compile_it(function: Callable[..., None]) -> Callable[[], int]:
         @lru_cache
         def address() -> int:
-            compiled = cfunc(signature, cache=True, error_model="numpy")(function)
+            with own_cache():
+                compiled = cfunc(signature, cache=True, error_model="numpy")(function)
             _KEPT.append(compiled)
             return int(compiled.address)
 

@@ -1,0 +1,49 @@
+"""Compiled loops for tests, in a module of one name, by which numba's cache finds them again."""
+
+from __future__ import annotations
+
+from callboard.kernels.cpu.compiled import compiled
+from callboard.kernels.cpu.floats import exp, gelu_tanh, narrow, silu
+from callboard.kernels.cpu.team import barrier, claim
+
+
+@compiled
+def apply_exp(x, out):
+    for i in range(x.size):
+        out[i] = exp(x[i])
+
+
+@compiled
+def apply_silu(x, out):
+    for i in range(x.size):
+        out[i] = silu(x[i])
+
+
+@compiled
+def apply_gelu(x, out):
+    for i in range(x.size):
+        out[i] = gelu_tanh(x[i])
+
+
+@compiled
+def narrow_all(x, out):
+    for i in range(x.size):
+        out[i] = narrow(out[i], x[i])
+
+
+@compiled
+def run_rounds(state, num_threads, num_rounds, marks, faults):
+    """Every round marks each part once; behind the barrier every thread must see all marks of the round."""
+    for turn in range(1, num_rounds + 1):
+        while True:
+            part = claim(state)
+            if part >= marks.size:
+                break
+            if marks[part] != turn - 1:
+                faults[0] += 1
+            marks[part] = turn
+        barrier(state, num_threads)
+        for part in range(marks.size):
+            if marks[part] != turn:
+                faults[0] += 1
+        barrier(state, num_threads)
