@@ -69,8 +69,8 @@ def write_row(place, x):
 def attend_token(q, kv_head, keys, values, blocks, first, last, scale, scratch, out):
     """One token sees positions first .. last - 1.
 
-    q: float32 [group, head_dim]; keys, values: [num_blocks, kv_heads, block_size, head_dim]; blocks: int32 [max_blocks];
-    out: float32 [group * head_dim].
+    q: float32 [group, head_dim]; keys, values: [num_blocks, kv_heads, block_size, head_dim]; blocks: int32
+    [max_blocks]; out: float32 [group * head_dim].
     """
     group, head_dim = q.shape
     block_size, length = keys.shape[2], last - first
@@ -88,14 +88,13 @@ def attend_token(q, kv_head, keys, values, blocks, first, last, scale, scratch, 
             place = position % block_size
             count = min(block_size - place, last - position)
             at = base + blocks[position // block_size] * block_bytes + place * cache.strides[2]
+            line = scores_at + 4 * (position - first)
             if position + count < last:
                 prefetch(base + blocks[position // block_size + 1] * block_bytes, head_bytes)
             if is_sum:
-                call_tile(addresses[2 + kind], scores_at + 4 * (position - first), score_stride, at, count, head_dim, out_at,
-                          4 * head_dim, group)  # fmt: skip
+                call_tile(addresses[2 + kind], line, score_stride, at, count, head_dim, out_at, 4 * head_dim, group)
             else:
-                call_tile(addresses[kind], q_at, q.strides[0], at, count, head_dim, scores_at + 4 * (position - first),
-                          score_stride, group)  # fmt: skip
+                call_tile(addresses[kind], q_at, q.strides[0], at, count, head_dim, line, score_stride, group)
             position += count
         if not is_sum:
             for g in range(group):
@@ -186,8 +185,8 @@ def _soften(scratch, num_queries, group, position, window, start, count):
 def attend_chunk(
     qkv, first_head, group, kv_head, keys, values, blocks, position, num_tokens, window, scale, scratch, out
 ):
-    """`num_tokens` tokens (times group at most TILE_QUERIES) from `position` on; each sees itself and what is before it,
-    or the last `window` tokens of that (0: all).
+    """`num_tokens` tokens (times group at most TILE_QUERIES) from `position` on; each sees itself and what is before
+    it, or the last `window` tokens of that (0: all).
 
     qkv: float32 [num_tokens, heads, head_dim], of which heads first_head .. + group are meant; out: float32
     [num_tokens, columns], of which columns first_head head_dim .. are written.
@@ -203,15 +202,21 @@ def attend_chunk(
     product = scratch.addresses[4]
     end = position + num_tokens
     start = max(0, position + 1 - window) // TURNED * TURNED if window else 0
+    q_at, k_at, v_at, w_at = (
+        queries.ctypes.data,
+        scratch.keys.ctypes.data,
+        scratch.values.ctypes.data,
+        weights.ctypes.data,
+    )
     while start < end:
         count = min(TILE_KEYS, end - start)
         num_panels = -(-count // PANEL)
         _load_tile(keys, values, kv_head, blocks, start, count, scratch)
-        call_product(product, queries.ctypes.data, 4 * head_dim, scratch.keys.ctypes.data, head_dim, weights.ctypes.data,
-                     4 * TILE_KEYS, 0, num_queries << 32 | TILE_KEYS // PANEL << 16 | num_panels)  # fmt: skip
+        call_product(product, q_at, 4 * head_dim, k_at, head_dim, w_at, 4 * TILE_KEYS, 0,
+                     num_queries << 32 | TILE_KEYS // PANEL << 16 | num_panels)  # fmt: skip
         _soften(scratch, num_queries, group, position, window, start, count)
-        call_product(product, weights.ctypes.data, 4 * TILE_KEYS, scratch.values.ctypes.data, count, sums.ctypes.data,
-                     4 * head_dim, 1, num_queries << 32 | head_dim // PANEL << 16 | head_dim // PANEL)  # fmt: skip
+        call_product(product, w_at, 4 * TILE_KEYS, v_at, count, sums.ctypes.data, 4 * head_dim, 1,
+                     num_queries << 32 | head_dim // PANEL << 16 | head_dim // PANEL)  # fmt: skip
         start += count
     for r in range(num_queries):
         factor = _ONE / norms[r, 1]

@@ -14,8 +14,8 @@ from .vector_ir import FLOAT, INT8, INT32, Emitter, caller, kernel, native
 
 def score_tile(isa: Isa, bits: int, num_heads: int) -> Callable[..., None]:
     """Compiled code calls it with (q, q_stride, keys, num_keys, head_dim, scores, scores_stride): the dot
-    products of float32 q [num_heads, head_dim] with keys [num_keys, head_dim] of 32 or 16 bits (bfloat16): float32 [num_heads, num_keys].
-    Strides in bytes."""
+    products of float32 q [num_heads, head_dim] with keys [num_keys, head_dim] of 32 or 16 bits (bfloat16): float32
+    [num_heads, num_keys]. Strides in bytes."""
     lanes = isa.lanes
     halves = range(PANEL // lanes)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .attention import attend_chunk, attend_token, write_row
+from .attention import Scratch, attend_chunk, attend_token, write_row
 from .compiled import compiled
 from .embedding import read_row
 from .linear import BITS, INPUTS, Rows, multiply
@@ -229,8 +229,8 @@ def run_layers(
 ) -> None:
     """Tokens of a step become hidden states after the final norm, in buffers.hidden.
 
-    cache: [num_layers, 2 (keys, values), num_blocks, kv_heads, block_size, head_dim], float32 or bfloat16 as uint16; scratch, times:
-    of this thread.
+    cache: [num_layers, 2 (keys, values), num_blocks, kv_heads, block_size, head_dim], float32 or bfloat16 as uint16;
+    scratch, times: of this thread.
     """
     num_tokens = step.positions.size
     hidden, rows, heads = buffers.hidden, buffers.rows, buffers.heads

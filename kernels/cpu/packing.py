@@ -86,7 +86,7 @@ class MatrixPacker:
         self._open: dict[int, tuple[int, list[tuple[int, Float32s | QuantizedRows]]]] = {}
 
     def put(self, first_row: int, rows: Float32s | QuantizedRows) -> None:
-        """float32 or quantized [n, in_features]. What is quantized to no more bits than the format has stays as it is."""
+        """float32 or quantized [n, in_features]: what is quantized, to no more bits than here, stays as it is."""
         num_rows = len(rows)
         done = 0
         while done < num_rows:

@@ -1,8 +1,8 @@
 """Threads that compute one step together: parts of the work are claimed, and every phase ends at a barrier.
 
-A barrier costs about the time of a line of cache from core to core. Who waits spins for a while, for
-another thread is at work on the same phase; then it sleeps in the kernel (a futex), so that a thread that lost its core
-to somebody can have this one. Between steps helpers sleep too.
+A barrier costs about the time of a line of cache from core to core. Who waits spins for a while, for another thread is
+at work on the same phase; then it sleeps in the kernel (a futex), so that a thread that lost its core to somebody can
+have this one. Between steps helpers sleep too.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _ARRIVED, _RELEASED, _CLAIMED, _SLEEPING, _PATIENCE = 0, 8, 16, 24, 32
 that sleep at a barrier, and how long one spins before that."""
 STATE_WORDS = 40
 _LONGEST_SPIN, _SHORTEST_SPIN = 400_000, 12_500
-"""Of the processor's counter, some 160 and 5 us: longer than threads are apart at the end of a phase if each has a core;
-and next to nothing, where another process has one of them and waits last for milliseconds."""
+"""Of the processor's counter, some 160 and 5 us: longer than threads are apart at the end of a phase if each has a
+core; and next to nothing, where another process has one of them and waits last for milliseconds."""
 _FUTEX, _WAIT, _WAKE, _ALL = 202, 128, 129, 1 << 30
 """Linux on x86-64: the system call, its private operations, how many to wake."""
 

@@ -37,8 +37,8 @@ Sums = list[list[ir.Value]]
 def integer_tile(isa: Isa, bits: int, num_rows: int) -> Tile:
     """Compiled code calls it with (x, x_stride, scales, scales_stride, quants, d, m, num_groups, y, y_stride, adds):
 
-    x: int8 rows; scales: float32 pairs (s, t), one for each group; quants, d, m: of the panel; y: float32 rows, of which
-    16 are written, or added to if `adds`. Strides in bytes.
+    x: int8 rows; scales: float32 pairs (s, t), one for each group; quants, d, m: of the panel; y: float32 rows, of
+    which 16 are written, or added to if `adds`. Strides in bytes.
     """
     group_sums = _vnni_sums if isa is Isa.VNNI else _avx2_sums
     lanes = isa.lanes

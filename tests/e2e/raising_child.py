@@ -105,19 +105,26 @@ def plant_in_worker() -> None:
     import numpy as np
 
     from callboard.execution import runner
+    from callboard.execution.compiled_forward import CompiledForward
+    from callboard.execution.forward import TorchForward
     from callboard.execution.logit_changes import LogitChanges
     from callboard.execution.runner import ModelRunner
 
-    forward, batch = ModelRunner._forward, ModelRunner._sampling_batch
+    batch = ModelRunner._sampling_batch
     change, logprobs, of_prompts = LogitChanges.change, runner.sampled_logprobs, runner.prompt_logprobs
 
     def has(batch: Any, rows: Any, place: str) -> bool:
         return bool((batch.sampling.seed[rows] == np.uint64(seed_of(place))).any())
 
-    def faulty_forward(self: ModelRunner, inputs: Any) -> Any:
-        if has(self.batch, inputs.rows, "forward"):
-            fail("forward")
-        return forward(self, inputs)
+    def plant_in_forward(kind: Any) -> None:
+        forward = kind.hidden_states
+
+        def faulty_forward(self: Any, inputs: Any, batch: Any) -> Any:
+            if has(batch, inputs.rows, "forward"):
+                fail("forward")
+            return forward(self, inputs, batch)
+
+        kind.hidden_states = faulty_forward
 
     def faulty_batch(self: ModelRunner, inputs: Any) -> Any:
         if has(self.batch, inputs.sample_rows, "sample"):
@@ -139,7 +146,8 @@ def plant_in_worker() -> None:
             fail("prompt logprobs")
         return of_prompts(pieces, *arguments)
 
-    ModelRunner._forward = faulty_forward  # type: ignore[method-assign]
+    for kind in (TorchForward, CompiledForward):
+        plant_in_forward(kind)
     ModelRunner._sampling_batch = faulty_batch  # type: ignore[method-assign]
     LogitChanges.change = faulty_change  # type: ignore[method-assign]
     runner.sampled_logprobs = faulty_logprobs
