@@ -12,7 +12,6 @@ from ..checkpoints.shape import Checkpoint, ModelShape
 from ..checkpoints.weight_formats import PACKED_DTYPES, PANEL_ROWS, packed_dtype, stored_types
 from ..errors import ConfigError
 from ..topology import Topology
-from ..topology.plan import worker_process
 
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 _COMPILED = frozenset({"avx2", "fma", "f16c"})
@@ -27,7 +26,7 @@ def resolve_dtypes(topology: Topology, checkpoint: Checkpoint, shape: ModelShape
     Raises ConfigError if a packed dtype was named and cannot be computed here.
     """
     model = topology.model
-    on_cpu = worker_process(topology).device == "cpu"
+    on_cpu = all(process.device == "cpu" for process in topology.process)
     obstacle = _obstacle(shape) if on_cpu else "it is for device cpu"
     dtype: str = model.dtype
     if dtype in PACKED_DTYPES and obstacle is not None:

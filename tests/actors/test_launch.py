@@ -27,6 +27,26 @@ def test_a_dtype_that_was_named_stays(tiny_llama_dir: Path) -> None:
     assert (ready.topology.model.dtype, ready.topology.model.kv_dtype) == ("float32", "float32")
 
 
+def test_auto_is_what_a_file_is_quantized_to_where_the_cpu_has_the_instructions(
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dtypes, "cpu_flags", lambda: frozenset({"avx2", "fma", "f16c"}))
+    model = launch.prepare_launch(topology_from(str(smollm2_gguf))).topology.model
+    assert (model.dtype, model.kv_dtype) == ("int4", "bfloat16")
+    monkeypatch.setattr(dtypes, "cpu_flags", frozenset)
+    model = launch.prepare_launch(topology_from(str(smollm2_gguf))).topology.model
+    assert (model.dtype, model.kv_dtype) == ("float32", "float32")
+    assert "int4 weights" in caplog.text and "no AVX2" in caplog.text
+
+
+def test_a_packed_dtype_that_cannot_be_computed_is_refused_with_the_reason(
+    tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dtypes, "cpu_flags", frozenset)
+    with pytest.raises(ConfigError, match=r"int8 cannot be computed here: the CPU has no AVX2"):
+        launch.prepare_launch(topology_from(str(tiny_llama_dir), ["model.dtype=int8"]))
+
+
 def test_a_missing_model_and_a_length_it_does_not_have_are_named(tiny_llama_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         launch.prepare_launch(topology_from(str(tmp_path / "nothing")))
