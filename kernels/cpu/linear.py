@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     x: NDArray[np.float32]
     """[capacity, columns]"""
     values: NDArray[np.int8]
-    """[capacity, columns]"""
+    """[capacity, 2 columns]: in parts"""
     scales: NDArray[np.float32]
     """[capacity, columns / 32, 2]"""
 
@@ -42,7 +42,7 @@ def make_rows(capacity: int, columns: int) -> Rows:
     groups = -(-columns // GROUP)
     return Rows(
         np.zeros((capacity, columns), np.float32),
-        np.zeros((capacity, columns), np.int8),
+        np.zeros((capacity, 2 * GROUP * groups), np.int8),
         np.zeros((capacity, groups, 2), np.float32),
     )
 

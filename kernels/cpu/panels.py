@@ -1,7 +1,7 @@
 """Any number of rows times one panel, in each format: tiles of as many rows as there are registers for, then the rest.
 
 All have one form: (x, x_stride, scales, scales_stride, w, d, m, num_inputs, y, y_stride, adds, num_rows), addresses and
-bytes. Integer formats take int8 rows with their scales, the others float32 rows, and neither scales nor d nor m.
+bytes. Integer formats take rows in parts with their scales, the others float32 rows, and neither scales nor d nor m.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ HOST = host_isa() or Isa.AVX2
 """Where there is neither, nothing here is called."""
 
 _NUM_ARGUMENTS = 12
-_I1, _I2, _I3, _I4 = (integer_tile(HOST, 4, rows) for rows in (1, 2, 3, 4))
-_J1, _J2, _J3, _J4 = (integer_tile(HOST, 8, rows) for rows in (1, 2, 3, 4))
+_TAKES_FOUR = HOST is Isa.VNNI
+"""Whether integer tiles have registers for four rows."""
+_I1, _I2, _I4 = (integer_tile(HOST, 4, rows) for rows in (1, 2, 4))
+_J1, _J2, _J4 = (integer_tile(HOST, 8, rows) for rows in (1, 2, 4))
 _H1, _H2, _H4, _H6 = (float_tile(HOST, 16, rows) for rows in (1, 2, 4, 6))
 _F1, _F2, _F4, _F6 = (float_tile(HOST, 32, rows) for rows in (1, 2, 4, 6))
 
@@ -29,28 +31,28 @@ call_product = caller(8)
 @native(_NUM_ARGUMENTS)
 def int4_panel(x, x_stride, s, s_stride, w, d, m, num_inputs, y, y_stride, adds, num_rows):
     groups = num_inputs // GROUP
-    while num_rows >= 4:
-        _I4(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
-        x, s, y, num_rows = x + 4 * x_stride, s + 4 * s_stride, y + 4 * y_stride, num_rows - 4
-    if num_rows == 3:
-        _I3(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
-    elif num_rows == 2:
+    if _TAKES_FOUR:
+        while num_rows >= 4:
+            _I4(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
+            x, s, y, num_rows = x + 4 * x_stride, s + 4 * s_stride, y + 4 * y_stride, num_rows - 4
+    while num_rows >= 2:
         _I2(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
-    elif num_rows == 1:
+        x, s, y, num_rows = x + 2 * x_stride, s + 2 * s_stride, y + 2 * y_stride, num_rows - 2
+    if num_rows:
         _I1(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
 
 
 @native(_NUM_ARGUMENTS)
 def int8_panel(x, x_stride, s, s_stride, w, d, m, num_inputs, y, y_stride, adds, num_rows):
     groups = num_inputs // GROUP
-    while num_rows >= 4:
-        _J4(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
-        x, s, y, num_rows = x + 4 * x_stride, s + 4 * s_stride, y + 4 * y_stride, num_rows - 4
-    if num_rows == 3:
-        _J3(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
-    elif num_rows == 2:
+    if _TAKES_FOUR:
+        while num_rows >= 4:
+            _J4(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
+            x, s, y, num_rows = x + 4 * x_stride, s + 4 * s_stride, y + 4 * y_stride, num_rows - 4
+    while num_rows >= 2:
         _J2(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
-    elif num_rows == 1:
+        x, s, y, num_rows = x + 2 * x_stride, s + 2 * s_stride, y + 2 * y_stride, num_rows - 2
+    if num_rows:
         _J1(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
 
 

@@ -1,4 +1,4 @@
-"""What happens to a row between two matrices: norm, activation, rounding to int8."""
+"""What happens to a row between two matrices: norm, activation, rounding to integers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import numpy as np
 from .compiled import compiled
 from .floats import gelu_tanh, silu
 from .quantized_rows import GROUP
+from .tiles import HIGH_SHIFT, LARGEST
 
-_LARGEST = np.float32(127.0)
+_LARGEST = np.float32(LARGEST)
+_HALF_HIGH = 1 << HIGH_SHIFT - 1
 _SMALLEST = np.float32(1e-30)
-"""Rows of nothing larger are zeros: 127 over it would be near the largest number, and soon infinite."""
+"""Rows of nothing larger are zeros: the factor would be near the largest number, and soon infinite."""
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
@@ -38,7 +40,10 @@ def gate(gate_up, size, is_gelu, out):
 
 @compiled
 def round_row(x, values, scales):
-    """x: float32 [size] -> int8 values [size]; of each 32: scales [size / 32, 2] gets s = max |x| / 127, s Σ values."""
+    """x: float32 [size] -> integers of 15 bits; of each 32: scales [size / 32, 2] gets s = max |x| / LARGEST, s Σ integers.
+
+    values: int8 [2 size], in parts: of each 32 the high ones, then the low ones (`tiles`).
+    """
     for g in range(x.size // GROUP):
         first = g * GROUP
         largest = _ZERO
@@ -49,7 +54,9 @@ def round_row(x, values, scales):
         total = np.int32(0)
         for i in range(GROUP):
             value = np.int32(np.rint(x[first + i] * inverse))
-            values[first + i] = np.int8(value)
+            high = (value + np.int32(_HALF_HIGH)) >> np.int32(HIGH_SHIFT)
+            values[2 * first + i] = np.int8(high)
+            values[2 * first + GROUP + i] = np.int8(value - (high << np.int32(HIGH_SHIFT)))
             total += value
         scales[g, 0] = scale
         scales[g, 1] = scale * np.float32(total)

@@ -8,8 +8,10 @@ A panel holds the weights of 16 output features. How its bytes lie (`packing` ma
 - float32, bfloat16: for each input 16 values.
 
 Integer formats have a scale d and a minimum m for each 32 inputs of an output, float16: weight = d q + m with q >= 0.
-Rows are int8 with a scale s for each 32 inputs, and the sum t = s Σ x beside it. So Σ weight · row = d s Σ q x + m t,
-where Σ q x is exact: what a tile returns does not depend on the tile's number of rows.
+Rows are integers x of 15 bits with a scale s for each 32 inputs, and the sum t = s Σ x beside it. So Σ weight · row =
+d s Σ q x + m t, where Σ q x is exact: what a tile returns does not depend on the tile's number of rows. (With 7 bits,
+half the work, one in thirty of the most likely tokens was another.) They come as two int8 parts, x = 128 high + low, for
+each group the 32 high ones before the 32 low ones, which are multiplied as two rows.
 
 AVX2 has no dot product of bytes that accumulates: products of neighbours are added in 16 bits, which hold eight times
 2 · 15 · 127, a whole group of 32. An int8 weight is two nibbles, multiplied apart. AVX-512 VNNI does all of it at once.
@@ -18,6 +20,7 @@ AVX2 has no dot product of bytes that accumulates: products of neighbours are ad
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from llvmlite import ir
 
@@ -27,8 +30,13 @@ from .vector_ir import FLOAT, HALF, INT8, INT16, INT32, Emitter, kernel
 
 PANEL = 16
 """Outputs of a panel."""
+HIGH_SHIFT = 7
+"""A row's integer is high << 7, plus low."""
+LARGEST = (127 << HIGH_SHIFT) + 63
+"""Of a row's integers: high is at most 127, low from -64 to 63."""
 _QUADS = GROUP // 4
 
+T = TypeVar("T")
 Tile = Callable[..., None]
 Sums = list[list[ir.Value]]
 """[row][half]: int32 vectors, of one group."""
@@ -37,7 +45,7 @@ Sums = list[list[ir.Value]]
 def integer_tile(isa: Isa, bits: int, num_rows: int) -> Tile:
     """Compiled code calls it with (x, x_stride, scales, scales_stride, quants, d, m, num_groups, y, y_stride, adds):
 
-    x: int8 rows; scales: float32 pairs (s, t), one for each group; quants, d, m: of the panel; y: float32 rows, of
+    x: rows in parts; scales: float32 pairs (s, t), one for each group; quants, d, m: of the panel; y: float32 rows, of
     which 16 are written, or added to if `adds`. Strides in bytes.
     """
     group_sums = _vnni_sums if isa is Isa.VNNI else _avx2_sums
@@ -52,7 +60,8 @@ def integer_tile(isa: Isa, bits: int, num_rows: int) -> Tile:
         with e.loop(num_groups) as loop:
             group = loop.index
             panel = e.address(quants, (group, PANEL * GROUP * bits // 8))
-            sums = group_sums(e, bits, panel, [e.address(row, (group, GROUP)) for row in rows])
+            starts = [e.address(row, (group, 2 * GROUP)) for row in rows]
+            sums = group_sums(e, bits, panel, [e.address(start, part) for start in starts for part in (0, GROUP)])
             floats = ir.VectorType(FLOAT, lanes)
             ds, ms = (
                 [
@@ -134,7 +143,8 @@ def _vnni_sums(e: Emitter, bits: int, panel: ir.Value, rows: list[ir.Value]) -> 
         for row, base in enumerate(rows):
             x = _four(e, e.address(base, 4 * quad), 64)
             sums[row] = _dot(e, sums[row], weights, x)
-    return [[total] for total in sums]
+    shift = e.vector(INT32, 16, HIGH_SHIFT)
+    return [[e.builder.add(e.builder.shl(high, shift), low)] for high, low in pairwise_parts(sums)]
 
 
 def _dot(e: Emitter, total: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
@@ -158,13 +168,16 @@ def _avx2_sums_of_int4(e: Emitter, panel: ir.Value, rows: list[ir.Value]) -> Sum
                 x = _four(e, e.address(base, (step.index, 8), 4 * part), 32)
                 for h in range(2):
                     b.store(_pairs(e, b.load(shorts[row][h]), weights[h][part], x), shorts[row][h])
-    return [[_widen(e, b.load(half), 1) for half in row] for row in shorts]
+    return [
+        [b.add(_widen(e, b.load(high[h]), 1 << HIGH_SHIFT), _widen(e, b.load(low[h]), 1)) for h in range(2)]
+        for high, low in pairwise_parts(shorts)
+    ]
 
 
 def _avx2_sums_of_int8(e: Emitter, panel: ir.Value, rows: list[ir.Value]) -> Sums:
     """Half by half: there are registers for no more."""
     b = e.builder
-    sums: Sums = [[] for _ in rows]
+    sums: Sums = [[] for _ in range(len(rows) // 2)]
     for h in range(2):
         shorts = [[e.variable(e.vector(INT16, 16, 0)) for _ in range(2)] for _ in rows]
         with e.loop(_rounds(e, _QUADS, rows)) as quad:
@@ -173,9 +186,17 @@ def _avx2_sums_of_int8(e: Emitter, panel: ir.Value, rows: list[ir.Value]) -> Sum
                 x = _four(e, e.address(base, (quad.index, 4)), 32)
                 for part in range(2):
                     b.store(_pairs(e, b.load(shorts[row][part]), nibbles[part], x), shorts[row][part])
-        for row, (low, high) in enumerate(shorts):
-            sums[row].append(b.add(_widen(e, b.load(low), 1), _widen(e, b.load(high), 16)))
+        for row, (high, low) in enumerate(pairwise_parts(shorts)):
+            total = _widen(e, b.load(low[0]), 1)
+            for nibbles, factor in ((low[1], 16), (high[0], 1 << HIGH_SHIFT), (high[1], 16 << HIGH_SHIFT)):
+                total = b.add(total, _widen(e, b.load(nibbles), factor))
+            sums[row].append(total)
     return sums
+
+
+def pairwise_parts(parts: list[T]) -> list[tuple[T, T]]:
+    """(of the high part, of the low part) of each row."""
+    return list(zip(parts[0::2], parts[1::2], strict=True))
 
 
 def _rounds(e: Emitter, count: int, rows: list[ir.Value]) -> ir.Value:

@@ -84,7 +84,8 @@ def exact_product(matrix: PackedMatrix, rows: Rows, num_rows: int) -> tuple[np.n
         x = rows.x[:num_rows, :size].astype(np.float64)
         return x @ weights.T, (size + 2) * 2.0**-24 * (np.abs(x) @ np.abs(weights).T)
     groups = size // 32
-    steps = rows.values[:num_rows, :size].astype(np.float64).reshape(num_rows, groups, 32)
+    parts = rows.values[:num_rows, : 2 * size].astype(np.float64).reshape(num_rows, groups, 2, 32)
+    steps = 128 * parts[:, :, 0] + parts[:, :, 1]
     scales = rows.scales[:num_rows, :groups, 0].astype(np.float64)
     d, m = group_parameters(matrix)
     q = stored_numbers(matrix).astype(np.float64).reshape(-1, groups, 32)

@@ -101,15 +101,15 @@ def test_threads_change_no_bit(bits, num_threads):
 @pytest.mark.parametrize(("bits", "largest"), [(4, 15), (8, 255)])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_largest_numbers_do_not_overflow(bits, largest, sign):
-    """All q and all |x| at their limit: a group's sum is 32 largest 127, the most that 16-bit lanes must hold."""
+    """All q and all parts of |x| at their limit: 8 times 2 largest 127 is the most that 16-bit lanes must hold."""
     groups = 3
     packer = MatrixPacker(bits, 20, 32 * groups)
     ones = np.ones((20, groups), np.float16)
     packer.put(0, QuantizedRows(np.full((20, 32 * groups), largest, np.uint8), ones, 0 * ones))
     matrix = packer.take()
-    x = np.full((MOST_ROWS, 32 * groups), sign * 127.0, np.float32)
+    x = np.full((MOST_ROWS, 32 * groups), sign * 16319.0, np.float32)
     y = multiply_alone(matrix, fill_rows(x), MOST_ROWS, empty(matrix, MOST_ROWS))
-    assert (y == sign * groups * 32 * largest * 127.0).all()
+    assert (y == sign * groups * 32 * largest * 16319.0).all()
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -73,25 +73,27 @@ def test_rms_norm(size, magnitude):
 
 
 def rounded(x):
-    values, scales = np.full(x.size, 99, np.int8), np.full((x.size // 32, 2), np.nan, np.float32)
+    values, scales = np.full(2 * x.size, 99, np.int8), np.full((x.size // 32, 2), np.nan, np.float32)
     round_row(x, values, scales)
-    return values.astype(np.int64), scales
+    parts = values.astype(np.int64).reshape(-1, 2, 32)
+    assert parts[:, 0].min() >= -127 and parts[:, 1].min() >= -64 and parts[:, 1].max() <= 63
+    return (128 * parts[:, 0] + parts[:, 1]).reshape(-1), scales
 
 
 @pytest.mark.parametrize("magnitude", [1e-42, 1e-39, 1e-37, 1e-31, 1e-28, 1.0, 1e30, 1e35])
 def test_rounding_moves_a_number_by_half_a_step(magnitude):
-    """A step is 1/127 of the group's largest number. Nobody misses what is smaller than 1e-30."""
+    """A step is 1/16319 of the group's largest number. Nobody misses what is smaller than 1e-30."""
     x = (np.random.default_rng(0).uniform(-1, 1, 96) * magnitude).astype(np.float32)
     x[40] = 0
     values, scales = rounded(x)
     largest = np.abs(x).astype(np.float64).reshape(3, 32).max(-1)
     moved = np.abs(values.reshape(3, 32) * scales[:, :1].astype(np.float64) - x.reshape(3, 32))
-    assert np.abs(values).max() <= 127
-    assert (moved <= largest[:, None] / 254 * (1 + 1e-4) + 1e-30).all()
+    assert np.abs(values).max() <= 16319
+    assert (moved <= largest[:, None] / 2 / 16319 * (1 + 1e-2) + 1e-30).all()
     sums = scales[:, 0].astype(np.float64) * values.reshape(3, 32).sum(-1)
     np.testing.assert_allclose(scales[:, 1], sums, rtol=2.0**-23, atol=1e-44)
     if magnitude >= 1e-28:
-        assert (np.abs(values.reshape(3, 32)).max(-1) == 127).all()
+        assert (np.abs(values.reshape(3, 32)).max(-1) == 16319).all()
 
 
 def test_rounding_of_zeros():
