@@ -40,8 +40,8 @@ def gate(gate_up, size, is_gelu, out):
 
 @compiled
 def round_row(x, values, scales):
-    """x: float32 [size] -> integers of 15 bits; of each 32: scales [size / 32, 2] gets s = max |x| / LARGEST and s times
-    their sum.
+    """x: float32 [size] -> integers of 15 bits; of each 32: scales [size / 32, 2] gets s = max |x| / LARGEST and s
+    times their sum.
 
     values: int8 [2 size], in parts: of each 32 the high ones, then the low ones (`tiles`).
     """
