@@ -9,9 +9,9 @@ each prompt (sent, first token, last token, number of tokens), in seconds since 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-import runpy
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -40,7 +40,11 @@ def seconds_since(begun: float) -> float:
 
 
 def main() -> None:
-    serve_lines(runpy.run_path(sys.argv[1])["load"], sys.argv[2:])
+    spec = importlib.util.spec_from_file_location("engine", sys.argv[1])
+    assert spec is not None and spec.loader is not None
+    engine = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(engine)
+    serve_lines(engine.load, sys.argv[2:])
 
 
 if __name__ == "__main__":

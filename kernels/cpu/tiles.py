@@ -9,9 +9,9 @@ A panel holds the weights of 16 output features. How its bytes lie (`packing` ma
 
 Integer formats have a scale d and a minimum m for each 32 inputs of an output, float16: weight = d q + m with q >= 0.
 Rows are integers x of 15 bits with a scale s for each 32 inputs, and the sum t = s Σ x beside it. So a product is the
-sum over groups of d s Σ q x + m t, where Σ q x is exact: what a tile returns does not depend on its number of rows. (With
-7 bits, half the work, one in thirty of the most likely tokens was another.) They come as two int8 parts, x = 128 high +
-low, for each group the 32 high ones before the 32 low ones, which are multiplied as two rows.
+sum over groups of d s Σ q x + m t, where Σ q x is exact: what a tile returns does not depend on its number of rows.
+(With 7 bits, half the work, one in thirty of the most likely tokens was another.) They come as two int8 parts, x = 128
+high + low, for each group the 32 high ones before the 32 low ones, which are multiplied as two rows.
 
 AVX2 has no dot product of bytes that accumulates: products of neighbours are added in 16 bits, which hold eight times
 2 · 15 · 127, a whole group of 32. An int8 weight is two nibbles, multiplied apart. AVX-512 VNNI does all of it at once.
