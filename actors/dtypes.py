@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,10 +11,10 @@ from ..checkpoints.shape import Checkpoint, ModelShape
 from ..checkpoints.weight_formats import PACKED_DTYPES, PANEL_ROWS, packed_dtype, stored_types
 from ..errors import ConfigError
 from ..topology import Topology
+from .log import log_event
 
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 _COMPILED = frozenset({"avx2", "fma", "f16c"})
-_log = logging.getLogger(__name__)
 
 
 def resolve_dtypes(topology: Topology, checkpoint: Checkpoint, shape: ModelShape) -> Topology:
@@ -38,7 +37,7 @@ def resolve_dtypes(topology: Topology, checkpoint: Checkpoint, shape: ModelShape
         else:
             dtype = "bfloat16" if _cpu_has_bfloat16() else "float32"
             if packed is not None:
-                _log.warning("the %s weights of %s are widened to %s: %s", packed, checkpoint.name, dtype, obstacle)
+                log_event("model.weights_widened", stored=packed, held=dtype, reason=obstacle)
     kv_dtype: str = model.kv_dtype
     if kv_dtype == "auto":
         kv_dtype = "bfloat16" if dtype in PACKED_DTYPES else dtype

@@ -13,6 +13,7 @@ from ..mailbox.messages.control import Start
 from ..shm_queue import ProgressLine
 from ..topology.schema import NULL_DEVICE, ProcessSection
 from .loading import LoadingStatistics
+from .log import log_event
 
 if TYPE_CHECKING:
     import torch
@@ -76,9 +77,12 @@ def _torch_forward(start: Start, section: ProcessSection, report: Callable[[int,
 def _compiled_forward(start: Start, section: ProcessSection, report: Callable[[int, int], None]) -> Forward:
     from ..execution.compiled_forward import CompiledForward
     from ..execution.threads import configure_threads
+    from ..kernels.cpu.code_cache import has_compiled_code
     from ..models.compiled_decoder import load_compiled_model
 
     configure_threads(1)  # those of torch wait by spinning, and would take the cores from the team's
+    if not has_compiled_code():
+        log_event("worker.compiling", what="kernels for this CPU, once for this version: some 20 s")
     num_threads, dtype = _num_threads(section), start.topology.model.dtype
     model = load_compiled_model(start.checkpoint, start.shape, dtype, start.max_model_len, num_threads, report)
     block_size = start.topology.kv_cache.block_size

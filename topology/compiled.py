@@ -10,8 +10,8 @@ from ..checkpoints.weight_formats import GROUP_COLUMNS, PANEL_ROWS, packed_bytes
 from .activations import PROMPT_LOGITS, StepLimits
 
 _FLOAT = 4
-_TILE_QUERIES, _TILE_KEYS = 128, 64
-"""Of the attention kernel (kernels/cpu/attention.py)."""
+_TILE_QUERIES, _TILE_KEYS, _TILE_NORMS, _ADDRESS_BYTES = 128, 64, 3, 40
+"""Of the attention kernel (kernels/cpu/attention.py), for each thread."""
 _SMALLEST = 16
 
 
@@ -37,8 +37,8 @@ def compiled_buffer_bytes(shape: ModelShape, limits: StepLimits) -> int:
     logit_rows = _capacity(max(limits.max_num_seqs, prompt_rows))
     vocabulary = -(-shape.vocab_size // PANEL_ROWS) * PANEL_ROWS
     group = shape.num_heads // shape.num_kv_heads
-    tiles = 2 * (_TILE_QUERIES + _TILE_KEYS) * shape.head_dim + _TILE_QUERIES * (_TILE_KEYS + 2)
-    scratch = _FLOAT * (group * (limits.max_model_len + _TILE_KEYS) + tiles)
+    tiles = 2 * (_TILE_QUERIES + _TILE_KEYS) * shape.head_dim + _TILE_QUERIES * (_TILE_KEYS + _TILE_NORMS)
+    scratch = _FLOAT * (group * (limits.max_model_len + _TILE_KEYS) + tiles) + _ADDRESS_BYTES
     return tokens * a_token + _FLOAT * logit_rows * vocabulary + limits.num_threads * scratch
 
 

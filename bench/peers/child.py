@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from .peer import PeerFailed
+from .process_tree import TreeMemory, tree_memory
 
 _STOP_GRACE_S = 20.0
 _MAX_LAST_LINES = 12
@@ -60,3 +61,21 @@ class Child:
         if self.process.stdout is not None:
             self.process.stdout.close()
         self._log.close()
+
+
+class ChildPeer:
+    """What peers that are a process have in common: none before they are started and after they are stopped."""
+
+    _child: Child | None = None
+
+    def memory(self) -> TreeMemory:
+        if self._child is None:
+            raise PeerFailed("does not run")
+        if self._child.process.poll() is not None:
+            raise self._child.fail(f"ended with status {self._child.process.returncode}")
+        return tree_memory(self._child.pid)
+
+    def stop(self) -> None:
+        if self._child is not None:
+            self._child.close()
+            self._child = None

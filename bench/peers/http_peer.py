@@ -9,16 +9,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ..load import StreamTimes
-from .child import Child
+from .child import Child, ChildPeer
 from .http_load import completion_body, run_http_load
 from .peer import FIRST_PROMPT, Kind, PeerFailed
-from .process_tree import TreeMemory, tree_memory
 
 _POLL_S = 0.02
 _START_LIMIT_S = 600.0
 
 
-class HttpPeer:
+class HttpPeer(ChildPeer):
     """Serves /v1/completions on the port that its command names."""
 
     kind: Kind = "http"
@@ -29,7 +28,6 @@ class HttpPeer:
         """`command`: of the port."""
         self.name = name
         self._command, self._environment = command, environment or {}
-        self._child: Child | None = None
         self._port = 0
 
     def start(self) -> float:
@@ -51,18 +49,6 @@ class HttpPeer:
     def run(self, prompts: Sequence[Sequence[int]], concurrency: int, output_len: int) -> list[StreamTimes]:
         bodies = [completion_body(prompt, output_len) for prompt in prompts]
         return run_http_load(f"http://127.0.0.1:{self._port}", bodies, concurrency, output_len)
-
-    def memory(self) -> TreeMemory:
-        if self._child is None:
-            raise PeerFailed("does not run")
-        if self._child.process.poll() is not None:
-            raise self._child.fail(f"ended with status {self._child.process.returncode}")
-        return tree_memory(self._child.pid)
-
-    def stop(self) -> None:
-        if self._child is not None:
-            self._child.close()
-            self._child = None
 
     def _answers(self) -> bool:
         """One token, if it serves already. Raises PeerFailed if it does and refuses."""

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ..load import StreamTimes
-from .child import Child
+from .child import Child, ChildPeer
 from .peer import Kind, PeerFailed
-from .process_tree import TreeMemory, tree_memory
 
 
 class _Answer(msgspec.Struct):
@@ -20,7 +19,7 @@ class _Answer(msgspec.Struct):
     error: str | None = None
 
 
-class LinePeer:
+class LinePeer(ChildPeer):
     """`command` starts the worker, `python -P offline_worker.py ENGINE_FILE ARGUMENT...` or what does the same."""
 
     kind: Kind = "offline"
@@ -28,7 +27,6 @@ class LinePeer:
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self.name = name
         self._command, self._environment = command, environment or {}
-        self._child: Child | None = None
 
     def start(self) -> float:
         begun = time.perf_counter()
@@ -55,18 +53,6 @@ class LinePeer:
         if len(streams) != len(prompts) or lengths != [output_len]:
             raise PeerFailed(f"{len(streams)} of {len(prompts)} answers with {lengths} of {output_len} tokens")
         return streams
-
-    def memory(self) -> TreeMemory:
-        if self._child is None:
-            raise PeerFailed("does not run")
-        if self._child.process.poll() is not None:
-            raise self._child.fail(f"ended with status {self._child.process.returncode}")
-        return tree_memory(self._child.pid)
-
-    def stop(self) -> None:
-        if self._child is not None:
-            self._child.close()
-            self._child = None
 
     def _read(self) -> _Answer:
         assert self._child is not None and self._child.process.stdout is not None

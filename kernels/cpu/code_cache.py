@@ -38,12 +38,21 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "callboard" / beside.name
 
 
+def has_compiled_code() -> bool:
+    """Whether something of this version is kept already."""
+    return any(_folder().rglob("*.nbi"))
+
+
 @contextmanager
 def own_cache() -> Iterator[None]:
     """Functions that are given to numba meanwhile are kept there; NUMBA_CACHE_DIR, if it is set, moves the folder."""
     before = config.CACHE_DIR
-    config.CACHE_DIR = str(Path(before) / cache_folder().name if before else cache_folder())
+    config.CACHE_DIR = str(_folder())
     try:
         yield
     finally:
         config.CACHE_DIR = before
+
+
+def _folder() -> Path:
+    return Path(config.CACHE_DIR) / cache_folder().name if config.CACHE_DIR else cache_folder()

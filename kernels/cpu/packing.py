@@ -53,22 +53,6 @@ class PackedMatrix:
         padded[: bias.size] = bias
         return replace(self, bias=padded)
 
-    def rows(self, indexes: NDArray[np.int64]) -> Float32s:
-        """What some outputs' weights are: indexes [k] -> float32 [k, in_features]."""
-        panels, places = np.divmod(indexes, PANEL)
-        values = self.values.reshape(self.num_panels, -1)
-        if self.bits > 8:
-            dtype = np.float32 if self.bits == 32 else np.uint16
-            picked = values.view(dtype).reshape(self.num_panels, self.in_features, PANEL)[panels, :, places]
-            return picked if self.bits == 32 else (picked.astype(np.uint32) << 16).view(np.float32)
-        if self.bits == 8:
-            quads = values.reshape(self.num_panels, -1, PANEL, 4)[panels, :, places]
-        else:
-            pairs = values.reshape(self.num_panels, -1, PANEL, 4)[panels, :, places]
-            quads = np.stack((pairs & 15, pairs >> 4), axis=2)
-        q = quads.reshape(len(indexes), self.in_features)
-        return QuantizedRows(q, self.d[panels, :, places], self.m[panels, :, places]).dequantize()
-
 
 class MatrixPacker:
     """Takes the rows of a matrix piece by piece, in any order, and packs each panel as soon as it is whole."""
@@ -124,7 +108,6 @@ class MatrixPacker:
         if self._bits > 8:
             whole = np.zeros(shape, np.float32)
             for place, rows in parts:
-                assert not isinstance(rows, QuantizedRows) or self._bits > 8
                 floats = rows.dequantize() if isinstance(rows, QuantizedRows) else rows
                 whole[place : place + len(floats)] = floats
             self._pack(panel, whole)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-GROUP = 32
+from ...checkpoints.weight_formats import GROUP_COLUMNS
+
+GROUP = GROUP_COLUMNS
 """Inputs that share a scale."""
 
 Float32s = NDArray[np.float32]

@@ -28,7 +28,7 @@ def test_a_dtype_that_was_named_stays(tiny_llama_dir: Path) -> None:
 
 
 def test_auto_is_what_a_file_is_quantized_to_where_the_cpu_has_the_instructions(
-    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(dtypes, "cpu_flags", lambda: frozenset({"avx2", "fma", "f16c"}))
     model = launch.prepare_launch(topology_from(str(smollm2_gguf))).topology.model
@@ -36,7 +36,8 @@ def test_auto_is_what_a_file_is_quantized_to_where_the_cpu_has_the_instructions(
     monkeypatch.setattr(dtypes, "cpu_flags", frozenset)
     model = launch.prepare_launch(topology_from(str(smollm2_gguf))).topology.model
     assert (model.dtype, model.kv_dtype) == ("float32", "float32")
-    assert "int4 weights" in caplog.text and "no AVX2" in caplog.text
+    log = capsys.readouterr().err
+    assert "model.weights_widened stored=int4 held=float32" in log and "no AVX2" in log
 
 
 def test_a_packed_dtype_that_cannot_be_computed_is_refused_with_the_reason(
