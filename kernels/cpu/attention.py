@@ -17,6 +17,7 @@ from .chunk_tiles import TILE_KEYS, TURNED, maxima, turn_floats, turn_halves
 from .compiled import compiled
 from .floats import exp, narrow, widen
 from .panels import call_product, product
+from .reductions import largest_of, sum_of
 from .tiles import PANEL
 
 TILE_QUERIES = 128
@@ -111,14 +112,10 @@ def prefetch(address, size):
 @compiled
 def _softmax(line, scale):
     """In place, of scale times the numbers."""
-    largest = _NONE
-    for i in range(line.size):
-        largest = max(largest, line[i])
-    total = _ZERO
+    largest = largest_of(line.ctypes.data, line.size)
     for i in range(line.size):
         line[i] = exp((line[i] - largest) * scale)
-        total += line[i]
-    factor = _ONE / total
+    factor = _ONE / sum_of(line.ctypes.data, line.size)
     for i in range(line.size):
         line[i] *= factor
 
@@ -168,17 +165,15 @@ def _soften(scratch, num_queries, group, position, window, start, count):
         if largest == _NONE:  # nothing seen yet
             line[:] = _ZERO
             continue
-        total = _ZERO
         for j in range(TILE_KEYS):
             line[j] = exp(line[j] - largest)
-            total += line[j]
         if largest != norms[r, 0]:
             factor = exp(norms[r, 0] - largest)  # of nothing so far, if there is nothing
             norms[r, 0] = largest
             norms[r, 1] *= factor
             for i in range(sums.shape[1]):
                 sums[r, i] *= factor
-        norms[r, 1] += total
+        norms[r, 1] += sum_of(line.ctypes.data, TILE_KEYS)
 
 
 @compiled

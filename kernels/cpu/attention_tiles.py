@@ -34,7 +34,7 @@ def score_tile(isa: Isa, bits: int, num_heads: int) -> Callable[..., None]:
                         query = e.load(e.address(head, (panel.index, 4 * PANEL), 4 * lanes * h), values.type)
                         b.store(e.fma(values, query, b.load(total)), total)
             for head, total in enumerate(totals):
-                value = e.sum_lanes(b.load(total))
+                value = e.fold(b.load(total), b.fadd)
                 e.store(value, e.address(scores, (scores_stride, head), (each.index, 4)))
 
     return kernel(7, write)

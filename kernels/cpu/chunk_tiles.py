@@ -57,11 +57,6 @@ def _turner(bits: int) -> Callable[..., None]:
 turn_floats, turn_halves = _turner(32), _turner(16)
 
 
-def _larger(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Lane by lane."""
-    return e.builder.select(e.builder.fcmp_ordered(">", x, y), x, y)
-
-
 def _write_maxima(e: Emitter, scores, stride, num_rows, out, out_stride) -> None:
     b, lanes = e.builder, HOST.lanes
     with e.loop(num_rows) as loop:
@@ -70,13 +65,8 @@ def _write_maxima(e: Emitter, scores, stride, num_rows, out, out_stride) -> None
             e.load(e.address(line, 4 * first), ir.VectorType(FLOAT, lanes)) for first in range(0, TILE_KEYS, lanes)
         ]
         while len(parts) > 1:
-            parts = [_larger(e, x, y) for x, y in zip(parts[::2], parts[1::2], strict=True)]
-        value, width = parts[0], lanes
-        while width > 1:
-            width //= 2
-            lower, upper = _places(list(range(width))), _places(list(range(width, 2 * width)))
-            value = _larger(e, b.shuffle_vector(value, value, lower), b.shuffle_vector(value, value, upper))
-        largest = b.extract_element(value, ir.Constant(INT32, 0))
+            parts = [e.larger(x, y) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+        largest = e.fold(parts[0], e.larger)
         e.store(largest, e.address(out, b.mul(loop.index, out_stride)))
 
 

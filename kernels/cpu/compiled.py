@@ -11,10 +11,13 @@ from .code_cache import own_cache
 
 F = TypeVar("F", bound=Callable[..., object])
 
-_FAST = {"reassoc", "contract", "nsz"}
-"""Sums in any order, a product and a sum in one; infinities and NaN count."""
-_OPTIONS = {"cache": True, "nogil": True, "fastmath": _FAST, "error_model": "numpy"}
-"""numpy's errors: a division by zero is an infinity and no exception, which would keep loops from becoming vectors."""
+_OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy"}
+"""numpy's errors: a division by zero is an infinity and no exception, which would keep loops from becoming vectors.
+
+No fastmath: it lets the compiler add and fuse in an order of its own, another one in each place that a function is put
+into, and code that was just compiled is put together otherwise than code from the disk. So the order stands in the
+source: sums are `reductions`, products with a sum are `floats.fma`.
+"""
 
 
 def compiled(function: F) -> F:

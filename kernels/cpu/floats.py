@@ -8,7 +8,7 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from .compiled import compiled, inlined
-from .vector_ir import FLOAT, INT32
+from .vector_ir import FLOAT, INT32, Emitter
 
 _LOG2_E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693359375)
@@ -104,6 +104,16 @@ def narrow(context, like, value):
     return like(like, types.float32), codegen
 
 
+@intrinsic
+def fma(context, x, y, z):
+    """x y + z, rounded once; float32"""
+
+    def codegen(context, builder, signature, arguments):
+        return Emitter(builder).call("llvm.fma.f32", FLOAT, *arguments)
+
+    return types.float32(types.float32, types.float32, types.float32), codegen
+
+
 @inlined
 def exp(x):
     """e^x of a float32, to 5 units in the last place; from -87 to 88, beyond it what it is there.
@@ -111,11 +121,11 @@ def exp(x):
     Source: the polynomial of Cephes' expf (Moshier).
     """
     x = min(max(x, _LOWEST), _HIGHEST)
-    n = np.floor(x * _LOG2_E + _HALF)
-    r = x - n * _LN2_HIGH - n * _LN2_LOW
-    p = ((((_C5 * r + _C4) * r + _C3) * r + _C2) * r + _C1) * r + _HALF
+    n = np.floor(fma(x, _LOG2_E, _HALF))
+    r = fma(-n, _LN2_LOW, fma(-n, _LN2_HIGH, x))
+    p = fma(fma(fma(fma(fma(_C5, r, _C4), r, _C3), r, _C2), r, _C1), r, _HALF)
     power = _float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
-    return (p * r * r + r + _ONE) * power
+    return (fma(p, r * r, r) + _ONE) * power
 
 
 @inlined

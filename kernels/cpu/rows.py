@@ -7,6 +7,7 @@ import numpy as np
 from .compiled import compiled
 from .floats import gelu_tanh, silu
 from .quantized_rows import GROUP
+from .reductions import largest_magnitude_of, sum_of_squares
 from .tiles import HIGH_SHIFT, LARGEST
 
 _LARGEST = np.float32(LARGEST)
@@ -19,9 +20,7 @@ _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 @compiled
 def rms_norm(x, weight, eps, out):
     """out = x / sqrt(mean(x²) + eps) weight; float32 [size] each. out may be x."""
-    total = _ZERO
-    for i in range(x.size):
-        total += x[i] * x[i]
+    total = sum_of_squares(x.ctypes.data, x.size)
     scale = _ONE / np.sqrt(total / np.float32(x.size) + eps)
     for i in range(x.size):
         out[i] = x[i] * scale * weight[i]
@@ -43,13 +42,12 @@ def round_row(x, values, scales):
     """x: float32 [size] -> integers of 15 bits; of each 32: scales [size / 32, 2] gets s = max |x| / LARGEST and s
     times their sum.
 
-    values: int8 [2 size], in parts: of each 32 the high ones, then the low ones (`tiles`).
+    values: int8 [2 size], in parts: of each 32 the high ones, then the low ones (`tiles`). A group that is not all
+    finite numbers has a scale that is none.
     """
     for g in range(x.size // GROUP):
         first = g * GROUP
-        largest = _ZERO
-        for i in range(GROUP):
-            largest = max(largest, abs(x[first + i]))
+        largest = largest_magnitude_of(x.ctypes.data + 4 * first, GROUP)
         scale = largest / _LARGEST
         inverse = _LARGEST / largest if largest > _SMALLEST else _ZERO
         total = np.int32(0)

@@ -77,12 +77,18 @@ class Emitter:
         """x y + z"""
         return self.call(f"llvm.fma.v{x.type.count}f32", x.type, x, y, z)
 
-    def sum_lanes(self, value: ir.Value) -> ir.Value:
-        """Of a float32 vector, in an order of the compiler's."""
-        kind = ir.FunctionType(FLOAT, [FLOAT, value.type])
-        name = f"llvm.vector.reduce.fadd.v{value.type.count}f32"
-        function = cgutils.get_or_insert_function(self.builder.module, kind, name)
-        return self.builder.call(function, [ir.Constant(FLOAT, 0.0), value], fastmath=("reassoc",))
+    def fold(self, value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+        """All lanes in one number: the lower half with the upper one, and so on. The count is a power of two."""
+        width = value.type.count
+        while width > 1:
+            width //= 2
+            halves = (ir.Constant(ir.VectorType(INT32, width), list(range(at, at + width))) for at in (0, width))
+            value = combine(*[self.builder.shuffle_vector(value, value, half) for half in halves])
+        return self.builder.extract_element(value, ir.Constant(INT32, 0))
+
+    def larger(self, x: ir.Value, y: ir.Value) -> ir.Value:
+        """Of floats, lane by lane."""
+        return self.builder.select(self.builder.fcmp_ordered(">", x, y), x, y)
 
     def variable(self, value: ir.Value) -> ir.Value:
         """A place that holds `value` at first; a register, after optimisation."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from callboard.kernels.cpu.compiled import compiled
 from callboard.kernels.cpu.floats import exp, gelu_tanh, narrow, silu
+from callboard.kernels.cpu.reductions import largest_magnitude_of, largest_of, sum_of, sum_of_squares
 from callboard.kernels.cpu.team import barrier, claim
 
 
@@ -47,3 +48,23 @@ def run_rounds(state, num_threads, num_rounds, marks, faults):
             if marks[part] != turn:
                 faults[0] += 1
         barrier(state, num_threads)
+
+
+@compiled
+def total(x):
+    return sum_of(x.ctypes.data, x.size)
+
+
+@compiled
+def total_of_squares(x):
+    return sum_of_squares(x.ctypes.data, x.size)
+
+
+@compiled
+def largest(x):
+    return largest_of(x.ctypes.data, x.size)
+
+
+@compiled
+def largest_magnitude(x):
+    return largest_magnitude_of(x.ctypes.data, x.size)

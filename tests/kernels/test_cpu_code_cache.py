@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +61,12 @@ def test_a_package_that_is_not_to_be_written_uses_the_users_own_folder(monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("os.access", lambda *_: False)
     assert cache_folder.__wrapped__().parent == tmp_path / "callboard"
+
+
+@pytest.mark.nightly
+def test_code_that_was_just_compiled_computes_the_bits_of_code_from_the_disk(tmp_path):
+    """A worker that is started again must go on as the one before would have."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-P", "-m", "callboard.tests.kernels.cpu_digest"]
+    digests = [subprocess.run(command, env=environment, check=True, capture_output=True).stdout for _ in range(2)]
+    assert digests[0] == digests[1] != b""

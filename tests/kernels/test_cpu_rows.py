@@ -123,3 +123,12 @@ def test_bfloat16_is_the_nearest_with_ties_to_even():
     same = np.zeros_like(x)
     narrow_all(x, same)
     assert np.array_equal(same, x)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_group_with_what_is_no_number_has_no_finite_scale(value):
+    x = np.random.default_rng(0).standard_normal(96).astype(np.float32)
+    x[40] = value
+    scales = np.zeros((3, 2), np.float32)
+    round_row(x, np.zeros(2 * x.size, np.int8), scales)
+    assert np.isfinite(scales[[0, 2]]).all() and not np.isfinite(scales[1]).any()
