@@ -83,8 +83,16 @@ def _compiled_forward(start: Start, section: ProcessSection, report: Callable[[i
     configure_threads(1)  # those of torch wait by spinning, and would take the cores from the team's
     if not has_compiled_code():
         log_event("worker.compiling", what="kernels for this CPU, once for this version: some 20 s")
-    num_threads, dtype = _num_threads(section), start.topology.model.dtype
-    model = load_compiled_model(start.checkpoint, start.shape, dtype, start.max_model_len, num_threads, report)
+    settings = start.topology.model
+    model = load_compiled_model(
+        start.checkpoint,
+        start.shape,
+        settings.dtype,
+        start.max_model_len,
+        _num_threads(section),
+        settings.activation_bits,
+        report,
+    )
     block_size = start.topology.kv_cache.block_size
     return CompiledForward(model, num_blocks=start.num_blocks, block_size=block_size, kv_dtype=_kv_dtype(start))
 

@@ -14,7 +14,7 @@ from ..checkpoints.shape import Checkpoint, ModelShape
 from ..checkpoints.weight_formats import PANEL_ROWS, held_bits, stored_types
 from ..kernels.cpu import decoder_step as kernels
 from ..kernels.cpu.attention import make_scratch
-from ..kernels.cpu.linear import fields_of, make_rows
+from ..kernels.cpu.linear import FINE_FROM, fields_of, make_rows
 from ..kernels.cpu.packing import PackedMatrix
 from ..kernels.cpu.team import Team
 from .decoder import Family
@@ -39,8 +39,11 @@ class CompiledDecoder:
         weights: Weights[PackedMatrix, PackedMatrix],
         max_model_len: int,
         num_threads: int,
+        activation_bits: int,
     ) -> None:
+        """activation_bits: of rows that meet integer weights, 8 (but for outliers) or 15."""
         self.shape, self.weights = shape, weights
+        self._fine_from = FINE_FROM[activation_bits]
         self.device = _CPU
         self._model = _kernel_model(shape, family, weights, max_model_len)
         self._head = fields_of(weights.head)
@@ -108,7 +111,7 @@ class CompiledDecoder:
         heads = np.zeros((capacity, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim), np.float32)
         return kernels.Buffers(
             hidden=np.zeros((capacity, shape.hidden_size), np.float32),
-            rows=make_rows(capacity, self._columns),
+            rows=make_rows(capacity, self._columns, self._fine_from),
             qkv=heads.reshape(capacity, -1),
             heads=heads,
             wide=np.zeros((capacity, 2 * shape.intermediate_size), np.float32),
@@ -122,6 +125,7 @@ def load_compiled_model(
     dtype: str,
     max_model_len: int,
     num_threads: int,
+    activation_bits: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> CompiledDecoder:
     """As `load_model`, for a dtype of `weight_formats.PACKED_DTYPES`."""
@@ -129,7 +133,7 @@ def load_compiled_model(
     form = PackedForm(held_bits(dtype, shape, stored_types(checkpoint, shape)))
     pieces = read_pieces(checkpoint, shape, family.tensor_shapes(shape), progress, quantized=True)
     weights = gather_weights(shape, family.stacks, family.norm_offset, pieces, form, _CPU)
-    return CompiledDecoder(shape, family, weights, max_model_len, num_threads)
+    return CompiledDecoder(shape, family, weights, max_model_len, num_threads, activation_bits)
 
 
 def _capacity(num_rows: int) -> int:

@@ -31,7 +31,7 @@ def compiled_buffer_bytes(shape: ModelShape, limits: StepLimits) -> int:
     tokens = _capacity(limits.max_num_batched_tokens)
     query, heads = shape.num_heads * shape.head_dim, shape.num_heads + 2 * shape.num_kv_heads
     columns = max(shape.hidden_size, shape.intermediate_size, query)
-    a_row = (_FLOAT + 2) * columns + 2 * _FLOAT * -(-columns // GROUP_COLUMNS)
+    a_row = (_FLOAT + 2) * columns + 3 * _FLOAT * -(-columns // GROUP_COLUMNS)
     a_token = a_row + _FLOAT * (2 * shape.hidden_size + heads * shape.head_dim + 2 * shape.intermediate_size)
     prompt_rows = min(limits.max_num_batched_tokens, max(1, PROMPT_LOGITS // shape.vocab_size))
     logit_rows = _capacity(max(limits.max_num_seqs, prompt_rows))

@@ -13,7 +13,7 @@ from .vector_ir import FLOAT, INT8, INT32, Emitter, caller, kernel, native
 
 
 def score_tile(isa: Isa, bits: int, num_heads: int) -> Callable[..., None]:
-    """Compiled code calls it with (q, q_stride, keys, num_keys, head_dim, scores, scores_stride): the dot
+    """Writes code for (q, q_stride, keys, num_keys, head_dim, scores, scores_stride): the dot
     products of float32 q [num_heads, head_dim] with keys [num_keys, head_dim] of 32 or 16 bits (bfloat16): float32
     [num_heads, num_keys]. Strides in bytes."""
     lanes = isa.lanes
@@ -37,11 +37,11 @@ def score_tile(isa: Isa, bits: int, num_heads: int) -> Callable[..., None]:
                 value = e.fold(b.load(total), b.fadd)
                 e.store(value, e.address(scores, (scores_stride, head), (each.index, 4)))
 
-    return kernel(7, write)
+    return write
 
 
 def value_tile(isa: Isa, bits: int, num_heads: int) -> Callable[..., None]:
-    """Compiled code calls it with (weights, weights_stride, values, num_keys, head_dim, out, out_stride):
+    """Writes code for (weights, weights_stride, values, num_keys, head_dim, out, out_stride):
     out [num_heads, head_dim] += weights [num_heads, num_keys] values; as `score_tile`."""
     lanes = isa.lanes
     halves = range(PANEL // lanes)
@@ -69,7 +69,7 @@ def value_tile(isa: Isa, bits: int, num_heads: int) -> Callable[..., None]:
                 for total, place in zip(row, to, strict=True):
                     e.store(b.load(total), place)
 
-    return kernel(7, write)
+    return write
 
 
 def _write_fetch(e: Emitter, address) -> None:
@@ -83,67 +83,41 @@ fetch_line = kernel(1, _write_fetch)
 call_tile = caller(8)
 """(address of one of the four below, its arguments)"""
 
-_SF1, _SF2, _SF3, _SF4 = (score_tile(HOST, 32, heads) for heads in (1, 2, 3, 4))
-_SH1, _SH2, _SH3, _SH4 = (score_tile(HOST, 16, heads) for heads in (1, 2, 3, 4))
-_VF1, _VF2, _VF3, _VF4 = (value_tile(HOST, 32, heads) for heads in (1, 2, 3, 4))
-_VH1, _VH2, _VH3, _VH4 = (value_tile(HOST, 16, heads) for heads in (1, 2, 3, 4))
+
+def _of_heads(tile: Callable[[Isa, int, int], Callable[..., None]], bits: int) -> Callable[..., None]:
+    """For any number of heads: (x, x_stride, cache, num_keys, head_dim, y, y_stride, num_heads)"""
+
+    def write(e: Emitter, x, x_stride, cache, num_keys, head_dim, y, y_stride, num_heads) -> None:
+        def some(size: int, first: ir.Value) -> None:
+            rows, out = (
+                e.address(base, e.builder.mul(first, stride)) for base, stride in ((x, x_stride), (y, y_stride))
+            )
+            tile(HOST, bits, size)(e, rows, x_stride, cache, num_keys, head_dim, out, y_stride)
+
+        e.tiles(num_heads, (4, 3, 2, 1), some)
+
+    return kernel(8, write)
+
+
+_score_floats, _score_halves = (_of_heads(score_tile, bits) for bits in (32, 16))
+_sum_floats, _sum_halves = (_of_heads(value_tile, bits) for bits in (32, 16))
 
 
 @native(8)
 def score_float32(x, x_stride, cache, num_keys, head_dim, y, y_stride, num_heads):
-    while num_heads > 4:
-        _SF4(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-        x, y, num_heads = x + 4 * x_stride, y + 4 * y_stride, num_heads - 4
-    if num_heads == 4:
-        _SF4(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-    elif num_heads == 3:
-        _SF3(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-    elif num_heads == 2:
-        _SF2(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-    else:
-        _SF1(x, x_stride, cache, num_keys, head_dim, y, y_stride)
+    _score_floats(x, x_stride, cache, num_keys, head_dim, y, y_stride, num_heads)
 
 
 @native(8)
 def score_bfloat16(x, x_stride, cache, num_keys, head_dim, y, y_stride, num_heads):
-    while num_heads > 4:
-        _SH4(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-        x, y, num_heads = x + 4 * x_stride, y + 4 * y_stride, num_heads - 4
-    if num_heads == 4:
-        _SH4(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-    elif num_heads == 3:
-        _SH3(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-    elif num_heads == 2:
-        _SH2(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-    else:
-        _SH1(x, x_stride, cache, num_keys, head_dim, y, y_stride)
+    _score_halves(x, x_stride, cache, num_keys, head_dim, y, y_stride, num_heads)
 
 
 @native(8)
 def sum_float32(x, x_stride, cache, num_keys, head_dim, y, y_stride, num_heads):
-    while num_heads > 4:
-        _VF4(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-        x, y, num_heads = x + 4 * x_stride, y + 4 * y_stride, num_heads - 4
-    if num_heads == 4:
-        _VF4(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-    elif num_heads == 3:
-        _VF3(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-    elif num_heads == 2:
-        _VF2(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-    else:
-        _VF1(x, x_stride, cache, num_keys, head_dim, y, y_stride)
+    _sum_floats(x, x_stride, cache, num_keys, head_dim, y, y_stride, num_heads)
 
 
 @native(8)
 def sum_bfloat16(x, x_stride, cache, num_keys, head_dim, y, y_stride, num_heads):
-    while num_heads > 4:
-        _VH4(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-        x, y, num_heads = x + 4 * x_stride, y + 4 * y_stride, num_heads - 4
-    if num_heads == 4:
-        _VH4(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-    elif num_heads == 3:
-        _VH3(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-    elif num_heads == 2:
-        _VH2(x, x_stride, cache, num_keys, head_dim, y, y_stride)
-    else:
-        _VH1(x, x_stride, cache, num_keys, head_dim, y, y_stride)
+    _sum_halves(x, x_stride, cache, num_keys, head_dim, y, y_stride, num_heads)

@@ -99,7 +99,7 @@ def _prepare(state, num_threads, matrix, num_tokens, rows):
             t = claim(state)
             if t >= num_tokens:
                 break
-            round_row(rows.x[t, : matrix[INPUTS]], rows.values[t], rows.scales[t])
+            round_row(rows.x[t, : matrix[INPUTS]], rows.fine_from, rows.values[t], rows.scales[t])
     barrier(state, num_threads)
 
 
@@ -122,7 +122,7 @@ def _norm(state, num_threads, matrix, hidden, weight, eps, num_tokens, rows):
         x = rows.x[t, : hidden.shape[1]]
         rms_norm(hidden[t], weight, eps, x)
         if matrix[BITS] <= 8:
-            round_row(x, rows.values[t], rows.scales[t])
+            round_row(x, rows.fine_from, rows.values[t], rows.scales[t])
     barrier(state, num_threads)
 
 
@@ -205,7 +205,7 @@ def _activate(state, num_threads, matrix, wide, size, is_gelu, num_tokens, rows)
         x = rows.x[t, :size]
         gate(wide[t], size, is_gelu, x)
         if matrix[BITS] <= 8:
-            round_row(x, rows.values[t], rows.scales[t])
+            round_row(x, rows.fine_from, rows.values[t], rows.scales[t])
     barrier(state, num_threads)
 
 

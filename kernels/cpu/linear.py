@@ -34,16 +34,24 @@ class Rows(NamedTuple):
     values: NDArray[np.int8]
     """[capacity, 2 columns]: in parts"""
     scales: NDArray[np.float32]
-    """[capacity, columns / 32, 2]"""
+    """[capacity, columns / 32, 3]"""
+    fine_from: np.float32
+    """What is rounded finely, as `rows.round_row` says; 0: everything."""
 
 
-def make_rows(capacity: int, columns: int) -> Rows:
+FINE_FROM = {8: 5.0, 15: 0.0}
+"""Bits of a row -> `Rows.fine_from`. At 5 it is an eighth to a fifth of the groups of a language model's rows, in which
+most of the rounding error was."""
+
+
+def make_rows(capacity: int, columns: int, fine_from: float) -> Rows:
     """columns: of the widest matrix."""
     groups = -(-columns // GROUP)
     return Rows(
         np.zeros((capacity, columns), np.float32),
         np.zeros((capacity, 2 * GROUP * groups), np.int8),
-        np.zeros((capacity, groups, 2), np.float32),
+        np.zeros((capacity, groups, 3), np.float32),
+        np.float32(fine_from),
     )
 
 

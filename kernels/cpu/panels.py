@@ -6,21 +6,22 @@ bytes. Integer formats take rows in parts with their scales, the others float32 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from llvmlite import ir
+
 from .isa import Isa, host_isa
 from .quantized_rows import GROUP
 from .tiles import PANEL, float_tile, integer_tile
-from .vector_ir import caller, native
+from .vector_ir import Emitter, caller, kernel, native
 
 HOST = host_isa() or Isa.AVX2
 """Where there is neither, nothing here is called."""
 
 _NUM_ARGUMENTS = 12
-_TAKES_FOUR = HOST is Isa.VNNI
-"""Whether integer tiles have registers for four rows."""
-_I1, _I2, _I4 = (integer_tile(HOST, 4, rows) for rows in (1, 2, 4))
-_J1, _J2, _J4 = (integer_tile(HOST, 8, rows) for rows in (1, 2, 4))
-_H1, _H2, _H4, _H6 = (float_tile(HOST, 16, rows) for rows in (1, 2, 4, 6))
-_F1, _F2, _F4, _F6 = (float_tile(HOST, 32, rows) for rows in (1, 2, 4, 6))
+_INTEGER_SIZES = {Isa.AVX2: (4, 2, 1), Isa.VNNI: (8, 4, 2, 1)}[HOST]
+"""Rows of a tile: as many as there are registers for."""
+_FLOAT_SIZES = (6, 4, 2, 1)
 
 call_panel = caller(_NUM_ARGUMENTS)
 """(address of one of these, its arguments)"""
@@ -28,84 +29,78 @@ call_product = caller(8)
 """(address of `product`, its arguments)"""
 
 
+def _integer_panel(bits: int) -> Callable[..., None]:
+    def write(e: Emitter, x, x_stride, s, s_stride, w, d, m, num_inputs, y, y_stride, adds, num_rows) -> None:
+        groups = e.builder.udiv(num_inputs, e.const(GROUP))
+
+        def tile(size: int, first: ir.Value) -> None:
+            rows, scales, out = (
+                e.address(base, e.builder.mul(first, stride))
+                for base, stride in ((x, x_stride), (s, s_stride), (y, y_stride))
+            )
+            write_tile = integer_tile(HOST, bits, size)
+            write_tile(e, rows, x_stride, scales, s_stride, w, d, m, groups, out, y_stride, adds)
+
+        e.tiles(num_rows, _INTEGER_SIZES, tile)
+
+    return kernel(_NUM_ARGUMENTS, write)
+
+
+def _write_floats(e: Emitter, bits: int, x, x_stride, w, w_stride, num_inputs, y, y_stride, adds, num_rows) -> None:
+    def tile(size: int, first: ir.Value) -> None:
+        rows, out = (e.address(base, e.builder.mul(first, stride)) for base, stride in ((x, x_stride), (y, y_stride)))
+        float_tile(HOST, bits, size)(e, rows, x_stride, w, w_stride, num_inputs, out, y_stride, adds)
+
+    e.tiles(num_rows, _FLOAT_SIZES, tile)
+
+
+def _float_panel(bits: int) -> Callable[..., None]:
+    def write(e: Emitter, x, x_stride, _s, _s_stride, w, _d, _m, num_inputs, y, y_stride, adds, num_rows) -> None:
+        w_stride = e.const(PANEL * bits // 8)
+        _write_floats(e, bits, x, x_stride, w, w_stride, num_inputs, y, y_stride, adds, num_rows)
+
+    return kernel(_NUM_ARGUMENTS, write)
+
+
+def _write_product(e: Emitter, x, x_stride, w, num_inputs, y, y_stride, adds, shape) -> None:
+    b = e.builder
+    w_stride = b.mul(b.and_(b.lshr(shape, e.const(16)), e.const(0xFFFF)), e.const(4 * PANEL))
+    num_rows = b.lshr(shape, e.const(32))
+    with e.loop(b.and_(shape, e.const(0xFFFF))) as panel:
+        columns, out = (e.address(base, (panel.index, 4 * PANEL)) for base in (w, y))
+        _write_floats(e, 32, x, x_stride, columns, w_stride, num_inputs, out, y_stride, adds, num_rows)
+
+
+_int4, _int8 = (_integer_panel(bits) for bits in (4, 8))
+_bfloat16, _float32 = (_float_panel(bits) for bits in (16, 32))
+_product = kernel(8, _write_product)
+
+
 @native(_NUM_ARGUMENTS)
 def int4_panel(x, x_stride, s, s_stride, w, d, m, num_inputs, y, y_stride, adds, num_rows):
-    groups = num_inputs // GROUP
-    if _TAKES_FOUR:
-        while num_rows >= 4:
-            _I4(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
-            x, s, y, num_rows = x + 4 * x_stride, s + 4 * s_stride, y + 4 * y_stride, num_rows - 4
-    while num_rows >= 2:
-        _I2(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
-        x, s, y, num_rows = x + 2 * x_stride, s + 2 * s_stride, y + 2 * y_stride, num_rows - 2
-    if num_rows:
-        _I1(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
+    _int4(x, x_stride, s, s_stride, w, d, m, num_inputs, y, y_stride, adds, num_rows)
 
 
 @native(_NUM_ARGUMENTS)
 def int8_panel(x, x_stride, s, s_stride, w, d, m, num_inputs, y, y_stride, adds, num_rows):
-    groups = num_inputs // GROUP
-    if _TAKES_FOUR:
-        while num_rows >= 4:
-            _J4(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
-            x, s, y, num_rows = x + 4 * x_stride, s + 4 * s_stride, y + 4 * y_stride, num_rows - 4
-    while num_rows >= 2:
-        _J2(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
-        x, s, y, num_rows = x + 2 * x_stride, s + 2 * s_stride, y + 2 * y_stride, num_rows - 2
-    if num_rows:
-        _J1(x, x_stride, s, s_stride, w, d, m, groups, y, y_stride, adds)
+    _int8(x, x_stride, s, s_stride, w, d, m, num_inputs, y, y_stride, adds, num_rows)
 
 
 @native(_NUM_ARGUMENTS)
 def bfloat16_panel(x, x_stride, s, s_stride, w, d, m, num_inputs, y, y_stride, adds, num_rows):
-    while num_rows >= 6:
-        _H6(x, x_stride, w, 2 * PANEL, num_inputs, y, y_stride, adds)
-        x, y, num_rows = x + 6 * x_stride, y + 6 * y_stride, num_rows - 6
-    if num_rows >= 4:
-        _H4(x, x_stride, w, 2 * PANEL, num_inputs, y, y_stride, adds)
-        x, y, num_rows = x + 4 * x_stride, y + 4 * y_stride, num_rows - 4
-    if num_rows >= 2:
-        _H2(x, x_stride, w, 2 * PANEL, num_inputs, y, y_stride, adds)
-        x, y, num_rows = x + 2 * x_stride, y + 2 * y_stride, num_rows - 2
-    if num_rows:
-        _H1(x, x_stride, w, 2 * PANEL, num_inputs, y, y_stride, adds)
+    _bfloat16(x, x_stride, s, s_stride, w, d, m, num_inputs, y, y_stride, adds, num_rows)
 
 
 @native(_NUM_ARGUMENTS)
 def float32_panel(x, x_stride, s, s_stride, w, d, m, num_inputs, y, y_stride, adds, num_rows):
-    while num_rows >= 6:
-        _F6(x, x_stride, w, 4 * PANEL, num_inputs, y, y_stride, adds)
-        x, y, num_rows = x + 6 * x_stride, y + 6 * y_stride, num_rows - 6
-    if num_rows >= 4:
-        _F4(x, x_stride, w, 4 * PANEL, num_inputs, y, y_stride, adds)
-        x, y, num_rows = x + 4 * x_stride, y + 4 * y_stride, num_rows - 4
-    if num_rows >= 2:
-        _F2(x, x_stride, w, 4 * PANEL, num_inputs, y, y_stride, adds)
-        x, y, num_rows = x + 2 * x_stride, y + 2 * y_stride, num_rows - 2
-    if num_rows:
-        _F1(x, x_stride, w, 4 * PANEL, num_inputs, y, y_stride, adds)
+    _float32(x, x_stride, s, s_stride, w, d, m, num_inputs, y, y_stride, adds, num_rows)
 
 
 @native(8)
 def product(x, x_stride, w, num_inputs, y, y_stride, adds, shape):
     """float32 rows times the first panels (16 columns) of a plain float32 matrix [num_inputs, 16 width];
     shape: num_rows << 32 | width << 16 | num_panels."""
-    num_panels = shape & 0xFFFF
-    w_stride = 4 * PANEL * (shape >> 16 & 0xFFFF)
-    for panel in range(num_panels):
-        num_rows = shape >> 32
-        rows, out, at = x, y + 4 * PANEL * panel, w + 4 * PANEL * panel
-        while num_rows >= 6:
-            _F6(rows, x_stride, at, w_stride, num_inputs, out, y_stride, adds)
-            rows, out, num_rows = rows + 6 * x_stride, out + 6 * y_stride, num_rows - 6
-        if num_rows >= 4:
-            _F4(rows, x_stride, at, w_stride, num_inputs, out, y_stride, adds)
-            rows, out, num_rows = rows + 4 * x_stride, out + 4 * y_stride, num_rows - 4
-        if num_rows >= 2:
-            _F2(rows, x_stride, at, w_stride, num_inputs, out, y_stride, adds)
-            rows, out, num_rows = rows + 2 * x_stride, out + 2 * y_stride, num_rows - 2
-        if num_rows:
-            _F1(rows, x_stride, at, w_stride, num_inputs, out, y_stride, adds)
+    _product(x, x_stride, w, num_inputs, y, y_stride, adds, shape)
 
 
 PANELS = {4: int4_panel, 8: int8_panel, 16: bfloat16_panel, 32: float32_panel}

@@ -8,10 +8,10 @@ A panel holds the weights of 16 output features. How its bytes lie (`packing` ma
 - float32, bfloat16: for each input 16 values.
 
 Integer formats have a scale d and a minimum m for each 32 inputs of an output, float16: weight = d q + m with q >= 0.
-Rows are integers x of 15 bits with a scale s for each 32 inputs, and the sum t = s Σ x beside it. So a product is the
-sum over groups of d s Σ q x + m t, where Σ q x is exact: what a tile returns does not depend on its number of rows.
-(With 7 bits, half the work, one in thirty of the most likely tokens was another.) They come as two int8 parts, x = 128
-high + low, for each group the 32 high ones before the 32 low ones, which are multiplied as two rows.
+Rows are integers x with a scale s for each 32 inputs, and the sum t = s Σ x beside it. So a product is the sum over
+groups of d s Σ q x + m t, where Σ q x is exact: what a tile returns does not depend on its number of rows. x has 15
+bits in two int8 parts, x = 128 high + low, for each group the 32 high ones before the 32 low ones. In most groups the
+low ones are zeros (`rows.round_row`), and are passed over where that is said of all rows of a tile.
 
 AVX2 has no dot product of bytes that accumulates: products of neighbours are added in 16 bits, which hold eight times
 2 · 15 · 127, a whole group of 32. An int8 weight is two nibbles, multiplied apart. AVX-512 VNNI does all of it at once.
@@ -20,33 +20,36 @@ AVX2 has no dot product of bytes that accumulates: products of neighbours are ad
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from functools import reduce
 
 from llvmlite import ir
 
 from ...checkpoints.weight_formats import PANEL_ROWS
 from .isa import Isa
 from .quantized_rows import GROUP
-from .vector_ir import FLOAT, HALF, INT8, INT16, INT32, Emitter, kernel
+from .vector_ir import FLOAT, HALF, INT8, INT16, INT32, Emitter
 
 PANEL = PANEL_ROWS
 """Outputs of a panel."""
 HIGH_SHIFT = 7
 """A row's integer is high << 7, plus low."""
-LARGEST = (127 << HIGH_SHIFT) + 63
-"""Of a row's integers: high is at most 127, low from -64 to 63."""
+HIGH_MOST = 127
+LARGEST = (HIGH_MOST << HIGH_SHIFT) + 63
+"""Of a row's integers: low is from -64 to 63."""
+SCALE_BYTES = 12
+"""Of a group of a row: float32 s and t, and 1.0 if its low parts count."""
 _QUADS = GROUP // 4
 
-T = TypeVar("T")
 Tile = Callable[..., None]
+"""(emitter, *arguments)"""
 Sums = list[list[ir.Value]]
 """[row][half]: int32 vectors, of one group."""
 
 
 def integer_tile(isa: Isa, bits: int, num_rows: int) -> Tile:
-    """Compiled code calls it with (x, x_stride, scales, scales_stride, quants, d, m, num_groups, y, y_stride, adds):
+    """Writes code for (x, x_stride, scales, scales_stride, quants, d, m, num_groups, y, y_stride, adds):
 
-    x: rows in parts; scales: float32 pairs (s, t), one for each group; quants, d, m: of the panel; y: float32 rows, of
+    x: rows in parts; scales: SCALE_BYTES for each group; quants, d, m: of the panel; y: float32 rows, of
     which 16 are written, or added to if `adds`. Strides in bytes.
     """
     group_sums = _vnni_sums if isa is Isa.VNNI else _avx2_sums
@@ -56,13 +59,19 @@ def integer_tile(isa: Isa, bits: int, num_rows: int) -> Tile:
     def write(e: Emitter, x, x_stride, scales, scales_stride, quants, d, m, num_groups, y, y_stride, adds) -> None:
         b = e.builder
         rows = [e.address(x, (x_stride, row)) for row in range(num_rows)]
-        pairs = [e.address(scales, (scales_stride, row)) for row in range(num_rows)]
+        scales_of_rows = [e.address(scales, (scales_stride, row)) for row in range(num_rows)]
         totals = [[e.variable(e.vector(FLOAT, lanes, 0.0)) for _ in halves] for _ in rows]
         with e.loop(num_groups) as loop:
             group = loop.index
             panel = e.address(quants, (group, PANEL * GROUP * bits // 8))
-            starts = [e.address(row, (group, 2 * GROUP)) for row in rows]
-            sums = group_sums(e, bits, panel, [e.address(start, part) for start in starts for part in (0, GROUP)])
+            high = [e.address(row, (group, 2 * GROUP)) for row in rows]
+            marks = [e.load(e.address(each, (group, SCALE_BYTES), 8), INT32) for each in scales_of_rows]
+            sums = [[e.variable(part) for part in row] for row in group_sums(e, bits, panel, high, HIGH_SHIFT)]
+            with b.if_then(b.icmp_signed("!=", reduce(b.or_, marks), ir.Constant(INT32, 0))):
+                low = [e.address(at, GROUP) for at in high]
+                for row, parts in zip(sums, group_sums(e, bits, panel, low, 0), strict=True):
+                    for variable, part in zip(row, parts, strict=True):
+                        b.store(b.add(b.load(variable), part), variable)
             floats = ir.VectorType(FLOAT, lanes)
             ds, ms = (
                 [
@@ -73,19 +82,19 @@ def integer_tile(isa: Isa, bits: int, num_rows: int) -> Tile:
                 ]
                 for base in (d, m)
             )
-            for row, pair in enumerate(pairs):
-                at = e.address(pair, (group, 8))
+            for row, base in enumerate(scales_of_rows):
+                at = e.address(base, (group, SCALE_BYTES))
                 scale, total = (e.splat(e.load(e.address(at, offset), FLOAT), lanes) for offset in (0, 4))
                 for h in halves:
-                    value = e.fma(b.sitofp(sums[row][h], floats), b.fmul(ds[h], scale), b.load(totals[row][h]))
+                    value = e.fma(b.sitofp(b.load(sums[row][h]), floats), b.fmul(ds[h], scale), b.load(totals[row][h]))
                     b.store(e.fma(ms[h], total, value), totals[row][h])
         _put(e, totals, y, y_stride, adds, lanes)
 
-    return kernel(11, write)
+    return write
 
 
 def float_tile(isa: Isa, bits: int, num_rows: int) -> Tile:
-    """Compiled code calls it with (x, x_stride, w, w_stride, num_inputs, y, y_stride, adds): float32 rows times
+    """Writes code for (x, x_stride, w, w_stride, num_inputs, y, y_stride, adds): float32 rows times
     num_inputs x 16 values of 32 bits, or of 16 (bfloat16), whose rows lie w_stride apart. Strides in bytes."""
     lanes = isa.lanes
     halves = range(PANEL // lanes)
@@ -103,7 +112,7 @@ def float_tile(isa: Isa, bits: int, num_rows: int) -> Tile:
                     b.store(e.fma(value, weights[h], b.load(totals[row][h])), totals[row][h])
         _put(e, totals, y, y_stride, adds, lanes)
 
-    return kernel(8, write)
+    return write
 
 
 def load_floats(e: Emitter, address: ir.Value, bits: int, lanes: int) -> ir.Value:
@@ -130,7 +139,7 @@ def _put(e: Emitter, totals: list[list[ir.Value]], y: ir.Value, stride: ir.Value
                         e.store(value, at)
 
 
-def _vnni_sums(e: Emitter, bits: int, panel: ir.Value, rows: list[ir.Value]) -> Sums:
+def _vnni_sums(e: Emitter, bits: int, panel: ir.Value, rows: list[ir.Value], shift: int) -> Sums:
     """One register holds the whole panel."""
     sums = [e.vector(INT32, 16, 0) for _ in rows]
     for quad in range(_QUADS):
@@ -142,10 +151,8 @@ def _vnni_sums(e: Emitter, bits: int, panel: ir.Value, rows: list[ir.Value]) -> 
         else:
             weights = high
         for row, base in enumerate(rows):
-            x = _four(e, e.address(base, 4 * quad), 64)
-            sums[row] = _dot(e, sums[row], weights, x)
-    shift = e.vector(INT32, 16, HIGH_SHIFT)
-    return [[e.builder.add(e.builder.shl(high, shift), low)] for high, low in pairwise_parts(sums)]
+            sums[row] = _dot(e, sums[row], weights, _four(e, e.address(base, 4 * quad), 64))
+    return [[e.builder.shl(total, e.vector(INT32, 16, shift))] for total in sums]
 
 
 def _dot(e: Emitter, total: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
@@ -153,11 +160,11 @@ def _dot(e: Emitter, total: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Valu
     return e.call("llvm.x86.avx512.vpdpbusd.512", total.type, total, weights, x)
 
 
-def _avx2_sums(e: Emitter, bits: int, panel: ir.Value, rows: list[ir.Value]) -> Sums:
-    return _avx2_sums_of_int4(e, panel, rows) if bits == 4 else _avx2_sums_of_int8(e, panel, rows)
+def _avx2_sums(e: Emitter, bits: int, panel: ir.Value, rows: list[ir.Value], shift: int) -> Sums:
+    return (_avx2_sums_of_int4 if bits == 4 else _avx2_sums_of_int8)(e, panel, rows, shift)
 
 
-def _avx2_sums_of_int4(e: Emitter, panel: ir.Value, rows: list[ir.Value]) -> Sums:
+def _avx2_sums_of_int4(e: Emitter, panel: ir.Value, rows: list[ir.Value], shift: int) -> Sums:
     b = e.builder
     shorts = [[e.variable(e.vector(INT16, 16, 0)) for _ in range(2)] for _ in rows]
     with e.loop(_rounds(e, _QUADS // 2, rows)) as step:
@@ -165,39 +172,29 @@ def _avx2_sums_of_int4(e: Emitter, panel: ir.Value, rows: list[ir.Value]) -> Sum
             _nibbles(e, e.load(e.address(panel, (step.index, 64), 32 * h), ir.VectorType(INT8, 32))) for h in range(2)
         ]
         for row, base in enumerate(rows):
-            for part in range(2):
-                x = _four(e, e.address(base, (step.index, 8), 4 * part), 32)
+            for nibble in range(2):
+                x = _four(e, e.address(base, (step.index, 8), 4 * nibble), 32)
                 for h in range(2):
-                    b.store(_pairs(e, b.load(shorts[row][h]), weights[h][part], x), shorts[row][h])
-    return [
-        [b.add(_widen(e, b.load(high[h]), 1 << HIGH_SHIFT), _widen(e, b.load(low[h]), 1)) for h in range(2)]
-        for high, low in pairwise_parts(shorts)
-    ]
+                    b.store(_pairs(e, b.load(shorts[row][h]), weights[h][nibble], x), shorts[row][h])
+    return [[_widen(e, b.load(half), 1 << shift) for half in halves] for halves in shorts]
 
 
-def _avx2_sums_of_int8(e: Emitter, panel: ir.Value, rows: list[ir.Value]) -> Sums:
+def _avx2_sums_of_int8(e: Emitter, panel: ir.Value, rows: list[ir.Value], shift: int) -> Sums:
     """Half by half: there are registers for no more."""
     b = e.builder
-    sums: Sums = [[] for _ in range(len(rows) // 2)]
+    sums: Sums = [[] for _ in rows]
     for h in range(2):
         shorts = [[e.variable(e.vector(INT16, 16, 0)) for _ in range(2)] for _ in rows]
         with e.loop(_rounds(e, _QUADS, rows)) as quad:
             nibbles = _nibbles(e, e.load(e.address(panel, (quad.index, 64), 32 * h), ir.VectorType(INT8, 32)))
             for row, base in enumerate(rows):
                 x = _four(e, e.address(base, (quad.index, 4)), 32)
-                for part in range(2):
-                    b.store(_pairs(e, b.load(shorts[row][part]), nibbles[part], x), shorts[row][part])
-        for row, (high, low) in enumerate(pairwise_parts(shorts)):
-            total = _widen(e, b.load(low[0]), 1)
-            for nibbles, factor in ((low[1], 16), (high[0], 1 << HIGH_SHIFT), (high[1], 16 << HIGH_SHIFT)):
-                total = b.add(total, _widen(e, b.load(nibbles), factor))
+                for nibble in range(2):
+                    b.store(_pairs(e, b.load(shorts[row][nibble]), nibbles[nibble], x), shorts[row][nibble])
+        for row, (low, high) in enumerate(shorts):
+            total = b.add(_widen(e, b.load(low), 1 << shift), _widen(e, b.load(high), 16 << shift))
             sums[row].append(total)
     return sums
-
-
-def pairwise_parts(parts: list[T]) -> list[tuple[T, T]]:
-    """(of the high part, of the low part) of each row."""
-    return list(zip(parts[0::2], parts[1::2], strict=True))
 
 
 def _rounds(e: Emitter, count: int, rows: list[ir.Value]) -> ir.Value:

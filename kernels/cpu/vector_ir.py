@@ -6,7 +6,7 @@ these. Addresses are plain integers (intp), offsets are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from inspect import Parameter, Signature
@@ -103,6 +103,15 @@ class Emitter:
     def loop(self, count: ir.Value) -> AbstractContextManager[cgutils.Loop]:
         """`with e.loop(n) as loop:` runs what is written inside for loop.index = 0 .. n - 1."""
         return cgutils.for_range(self.builder, count, intp=INT64)
+
+    def tiles(self, count: ir.Value, sizes: Sequence[int], write: Callable[[int, ir.Value], None]) -> None:
+        """Cover 0 .. count - 1 with tiles, the largest sizes first (the last is 1): `write(size, first)` writes one."""
+        first = self.const(0)
+        for size in sizes:
+            num_tiles = self.builder.udiv(self.builder.sub(count, first), self.const(size))
+            with self.loop(num_tiles) as loop:
+                write(size, self.address(first, (loop.index, size)))
+            first = self.address(first, (num_tiles, size))
 
 
 def kernel(num_arguments: int, write: Callable[..., None]) -> Callable[..., None]:

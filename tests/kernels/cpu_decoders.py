@@ -42,7 +42,26 @@ def round_matrices(oracle: PreTrainedModel, bits: int) -> None:
             parameter.copy_(torch.from_numpy(stored_weights(pack(bits, parameter.numpy()))).float())
 
 
-def pack_decoder(oracle: PreTrainedModel, shape: ModelShape, bits: int, num_threads: int) -> CompiledDecoder:
+def round_rows(oracle: PreTrainedModel, activation_bits: int) -> None:
+    """From now on the oracle's matrices take rows as integer formats do: of each 32 numbers the nearest of 127 steps up
+    to the largest, or of 16319 if it is 5 times the row's root mean square, or if there are 15 bits."""
+
+    def rounded(_module: torch.nn.Module, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        x = arguments[0].double()
+        groups = x.unflatten(-1, (-1, 32))
+        largest = groups.abs().amax(-1, keepdim=True)
+        is_fine = (largest >= 5 * x.square().mean(-1).sqrt()[..., None, None]) | (activation_bits == 15)
+        step = largest / torch.where(is_fine, 16319.0, 127.0)
+        return (((groups / step).round() * step).nan_to_num(0.0).flatten(-2).float(),)
+
+    for module in oracle.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(rounded)
+
+
+def pack_decoder(
+    oracle: PreTrainedModel, shape: ModelShape, bits: int, num_threads: int, activation_bits: int = 8
+) -> CompiledDecoder:
     """The oracle's weights, by their names in transformers."""
     state = {name: tensor.float().numpy() for name, tensor in oracle.state_dict().items()}
     is_gemma = shape.architecture.startswith("gemma")
@@ -73,7 +92,7 @@ def pack_decoder(oracle: PreTrainedModel, shape: ModelShape, bits: int, num_thre
         layers=[layer(f"model.layers.{index}.") for index in range(shape.num_layers)],
         final_norm=norm("model.norm"),
     )
-    return CompiledDecoder(shape, model_family(shape.architecture), weights, MAX_LEN, num_threads)
+    return CompiledDecoder(shape, model_family(shape.architecture), weights, MAX_LEN, num_threads, activation_bits)
 
 
 def make_cache(shape: ModelShape, dtype: type[np.generic]) -> np.ndarray:

@@ -56,17 +56,22 @@ def stored_weights(matrix: PackedMatrix) -> np.ndarray:
     return d * numbers + m
 
 
-def fill_rows(x: np.ndarray, spare_columns: int = 0) -> Rows:
+def fill_rows(x: np.ndarray, spare_columns: int = 0, fine_from: float = 0.0) -> Rows:
     """Rows in both forms, if they have whole groups; what lies behind the columns is no number."""
-    rows = make_rows(len(x), x.shape[1] + spare_columns)
+    rows = make_rows(len(x), x.shape[1] + spare_columns, fine_from)
     rows.x.fill(np.nan)
     rows.values.fill(77)
     rows.scales.fill(np.nan)
     rows.x[:, : x.shape[1]] = x
     if x.shape[1] % 32 == 0:
         for r in range(len(x)):
-            round_row(rows.x[r, : x.shape[1]], rows.values[r], rows.scales[r])
+            round_row(rows.x[r, : x.shape[1]], rows.fine_from, rows.values[r], rows.scales[r])
     return rows
+
+
+def one_row(rows: Rows, row: int) -> Rows:
+    part = slice(row, row + 1)
+    return rows._replace(x=rows.x[part], values=rows.values[part], scales=rows.scales[part])
 
 
 def multiply_alone(matrix: PackedMatrix, rows: Rows, num_rows: int, y: np.ndarray, adds: int = 0) -> np.ndarray:

@@ -14,11 +14,14 @@ from callboard.tests.kernels.cpu_matrices import (
     exact_product,
     fill_rows,
     multiply_alone,
+    one_row,
     pack,
     random_matrix,
 )
 
 MOST_ROWS = 13
+TYPICAL = 2.1
+"""Times a row's root mean square: about half of the groups of normal numbers have one as large."""
 SIZES = [(1, 32), (16, 64), (17, 32), (33, 96), (50, 1120)]
 ODD_SIZES = [(1, 1), (5, 37), (47, 129), (16, 3)]
 CASES = [(bits, *size) for bits in BITS for size in SIZES + (ODD_SIZES if bits > 8 else [])]
@@ -27,7 +30,7 @@ CASES = [(bits, *size) for bits in BITS for size in SIZES + (ODD_SIZES if bits >
 def make_case(bits, out_features, in_features, num_rows=MOST_ROWS):
     matrix = pack(bits, random_matrix(out_features, out_features, in_features))
     x = random_matrix(in_features + 1, num_rows, in_features)
-    return matrix, fill_rows(x, spare_columns=32)
+    return matrix, fill_rows(x, spare_columns=32, fine_from=TYPICAL)
 
 
 def empty(matrix, num_rows):
@@ -51,8 +54,23 @@ def test_a_row_is_the_same_whatever_stands_beside_it(bits, out_features, in_feat
         assert np.array_equal(multiply_alone(matrix, rows, num_rows, fewer), y[:num_rows])
         assert np.isnan(fewer[num_rows:]).all()  # nothing is written behind them
     for row in range(MOST_ROWS):
-        alone = type(rows)(*(part[row : row + 1] for part in rows))
+        alone = one_row(rows, row)
         assert np.array_equal(multiply_alone(matrix, alone, 1, empty(matrix, 1)), y[row : row + 1])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("fine", range(MOST_ROWS))
+def test_one_fine_row_is_fine_among_coarse_ones(bits, fine):
+    """Its low parts count for it, and change nothing for those beside it."""
+    matrix, rows = make_case(bits, 33, 96)
+    x = rows.x[:, :96]
+    finely, coarsely = (fill_rows(x, fine_from=each) for each in (0.0, np.inf))
+    mixed = fill_rows(x, fine_from=np.inf)
+    for part, of in ((mixed.values, finely.values), (mixed.scales, finely.scales)):
+        part[fine] = of[fine]
+    y, expected = (multiply_alone(matrix, each, MOST_ROWS, empty(matrix, MOST_ROWS)) for each in (mixed, coarsely))
+    expected[fine] = multiply_alone(matrix, finely, MOST_ROWS, empty(matrix, MOST_ROWS))[fine]
+    assert np.array_equal(y, expected)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -62,7 +80,7 @@ def test_many_rows_are_cut_into_blocks_without_a_trace(bits):
     expected, tolerance = exact_product(matrix, rows, 261)
     assert (np.abs(y - expected) <= tolerance).all()
     for row in (0, 127, 128, 129, 255, 256, 260):
-        alone = type(rows)(*(part[row : row + 1] for part in rows))
+        alone = one_row(rows, row)
         assert np.array_equal(multiply_alone(matrix, alone, 1, empty(matrix, 1)), y[row : row + 1])
 
 

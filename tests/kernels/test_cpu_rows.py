@@ -72,9 +72,9 @@ def test_rms_norm(size, magnitude):
     assert np.array_equal(x, out)
 
 
-def rounded(x):
-    values, scales = np.full(2 * x.size, 99, np.int8), np.full((x.size // 32, 2), np.nan, np.float32)
-    round_row(x, values, scales)
+def rounded(x, fine_from=0.0):
+    values, scales = np.full(2 * x.size, 99, np.int8), np.full((x.size // 32, 3), np.nan, np.float32)
+    round_row(x, np.float32(fine_from), values, scales)
     parts = values.astype(np.int64).reshape(-1, 2, 32)
     assert parts[:, 0].min() >= -127 and parts[:, 1].min() >= -64 and parts[:, 1].max() <= 63
     return (128 * parts[:, 0] + parts[:, 1]).reshape(-1), scales
@@ -98,7 +98,7 @@ def test_rounding_moves_a_number_by_half_a_step(magnitude):
 
 def test_rounding_of_zeros():
     values, scales = rounded(np.zeros(64, np.float32))
-    assert (values == 0).all() and (scales == 0).all()
+    assert (values == 0).all() and (scales[:, :2] == 0).all()
 
 
 def test_groups_are_rounded_apart():
@@ -129,6 +129,29 @@ def test_bfloat16_is_the_nearest_with_ties_to_even():
 def test_a_group_with_what_is_no_number_has_no_finite_scale(value):
     x = np.random.default_rng(0).standard_normal(96).astype(np.float32)
     x[40] = value
-    scales = np.zeros((3, 2), np.float32)
-    round_row(x, np.zeros(2 * x.size, np.int8), scales)
-    assert np.isfinite(scales[[0, 2]]).all() and not np.isfinite(scales[1]).any()
+    for fine_from in (np.float32(0), np.float32(5)):
+        scales = np.zeros((3, 3), np.float32)
+        round_row(x, fine_from, np.zeros(2 * x.size, np.int8), scales)
+        assert np.isfinite(scales[[0, 2]]).all() and not np.isfinite(scales[1, :2]).any()
+
+
+@pytest.mark.parametrize("magnitude", [1e-20, 1.0, 1e15])
+@pytest.mark.parametrize("fine_from", [0.0, 1.5, 2.2, 4.0, np.inf])
+def test_groups_that_stick_out_are_rounded_finely_and_the_rest_to_eight_bits(magnitude, fine_from):
+    rng = np.random.default_rng(1)
+    x = (rng.standard_normal(32 * 200) * magnitude).astype(np.float32)
+    x[::320] *= 8
+    values, scales = rounded(x, fine_from)
+    groups = x.reshape(-1, 32).astype(np.float64)
+    largest = np.abs(groups).max(-1)
+    ratio = largest / np.sqrt((groups**2).mean())
+    is_fine = scales[:, 2] == 1
+    assert np.array_equal(is_fine, ratio >= fine_from) and set(scales[:, 2]) <= {0, 1}
+    assert 0 < is_fine.sum() < 200 or fine_from in (0, np.inf)
+    steps = np.where(is_fine, 16319, 127 * 128)
+    np.testing.assert_allclose(scales[:, 0], largest / steps, rtol=2.0**-23)
+    integers = values.reshape(-1, 32)
+    assert (integers[~is_fine] % 128 == 0).all()
+    halves = np.where(is_fine, 0.5, 64.0) * scales[:, 0].astype(np.float64) * (1 + 1e-2)
+    assert (np.abs(integers * scales[:, :1].astype(np.float64) - groups) <= halves[:, None]).all()
+    np.testing.assert_allclose(scales[:, 1], scales[:, 0] * integers.sum(-1), rtol=2.0**-22, atol=1e-30)

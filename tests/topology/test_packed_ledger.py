@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,7 +25,9 @@ pytestmark = [
 @pytest.mark.parametrize("dtype", ["int4", "int8"])
 def test_weights_and_buffers_are_what_the_ledger_says_to_the_byte(smollm2_gguf: Path, dtype: str) -> None:
     ready = prepare_launch(topology_from(str(smollm2_gguf), [f"model.dtype={dtype}", "model.max_model_len=512"]))
-    model = load_compiled_model(ready.checkpoint, ready.shape, dtype, ready.max_model_len, num_threads=2)
+    model = load_compiled_model(
+        ready.checkpoint, ready.shape, dtype, ready.max_model_len, num_threads=2, activation_bits=8
+    )
     try:
         assert model.num_weight_bytes == ready.ledger.weight_bytes
         limits = StepLimits(
@@ -45,6 +48,7 @@ def _buffer_bytes(model: CompiledDecoder, num_tokens: int, num_logit_rows: int) 
     model._ensure(num_tokens)
     model.compute_logits(torch.zeros(num_logit_rows, model.shape.hidden_size))
     buffers = model._buffers
-    arrays = [buffers.hidden, buffers.qkv, buffers.wide, buffers.narrow, *buffers.rows, model._logits]
+    arrays = [buffers.hidden, buffers.qkv, buffers.wide, buffers.narrow, model._logits]
+    arrays += [part for part in buffers.rows if isinstance(part, np.ndarray)]
     arrays += [array for scratch in model._scratch for array in scratch]
     return sum(array.nbytes for array in arrays)
