@@ -13,6 +13,7 @@ but still wins where it is the only one.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,8 +44,10 @@ def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor
 def _mix(product: Tensor, word: Tensor, key: Tensor) -> Tensor:
     """(high half of product) xor word xor key, in [0, 2^32)."""
     high = product >> 32
-    # In place where the shape allows: memory traffic is what this function costs.
-    mixed = high.bitwise_xor_(word) if high.shape == torch.broadcast_shapes(high.shape, word.shape) else high ^ word
+    # In place where the shape allows: memory traffic is what this function costs. (torch.broadcast_shapes would do for
+    # the question, but its first call loads sympy, for most of a second.)
+    is_full = high.shape == np.broadcast_shapes(high.shape, word.shape)
+    mixed = high.bitwise_xor_(word) if is_full else high ^ word
     return mixed.bitwise_xor_(key).bitwise_and_(_MASK)
 
 
