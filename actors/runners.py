@@ -64,7 +64,7 @@ def _torch_forward(start: Start, section: ProcessSection, report: Callable[[int,
 
     from ..execution.forward import TorchForward
     from ..execution.threads import configure_threads
-    from ..models import load_model
+    from ..models.load import load_model
 
     configure_threads(_num_threads(section))
     dtype = getattr(torch, start.topology.model.dtype)

@@ -1,6 +1,4 @@
-"""Model definitions and their loaders: from the files of a checkpoint to something that a worker can run."""
+"""Model definitions and their loaders: from the files of a checkpoint to something that a worker can run.
 
-from .load import load_model
-from .protocol import Attention, CausalLM
-
-__all__ = ["Attention", "CausalLM", "load_model"]
+Nothing is imported here: torch comes with those models alone that compute with it.
+"""

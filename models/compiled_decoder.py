@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 from math import sqrt
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ..checkpoints.shape import Checkpoint, ModelShape
 from ..checkpoints.weight_formats import PANEL_ROWS, held_bits, stored_types
@@ -16,15 +14,16 @@ from ..kernels.cpu import decoder_step as kernels
 from ..kernels.cpu.attention import make_scratch
 from ..kernels.cpu.linear import FINE_FROM, fields_of, make_rows
 from ..kernels.cpu.packing import PackedMatrix
+from ..kernels.cpu.quantized_rows import Float32s
 from ..kernels.cpu.team import Team
-from .decoder import Family
-from .decoder_weights import Weights, gather_weights
+from .decoder_weights import Layer, Weights, gather_weights
+from .family import Family
 from .load import read_pieces
 from .packed_form import PackedForm
 from .registry import model_family
-from .rotary import rotary_tables
+from .rotary_tables import rotary_tables
 
-_CPU = torch.device("cpu")
+PackedWeights = Weights[PackedMatrix, PackedMatrix, Float32s]
 _FIRST_CAPACITY = 16
 _GELU = "gelu_tanh"
 
@@ -36,7 +35,7 @@ class CompiledDecoder:
         self,
         shape: ModelShape,
         family: Family,
-        weights: Weights[PackedMatrix, PackedMatrix],
+        weights: PackedWeights,
         max_model_len: int,
         num_threads: int,
         activation_bits: int,
@@ -44,7 +43,6 @@ class CompiledDecoder:
         """activation_bits: of rows that meet integer weights, 8 (but for outliers) or 15."""
         self.shape, self.weights = shape, weights
         self._fine_from = FINE_FROM[activation_bits]
-        self.device = _CPU
         self._model = _kernel_model(shape, family, weights, max_model_len)
         self._head = fields_of(weights.head)
         self._team = Team(num_threads)
@@ -65,7 +63,7 @@ class CompiledDecoder:
         vectors = sum(vector.nbytes for vector in weights.vectors())
         return sum(matrix.num_bytes for matrix in matrices.values()) + vectors + self._model.rotary.nbytes
 
-    def forward(self, step: kernels.Step, cache: NDArray[np.generic]) -> Tensor:
+    def forward(self, step: kernels.Step, cache: NDArray[np.generic]) -> Float32s:
         """Run all layers over the tokens of a step.
 
         cache: [num_layers, 2, num_blocks, kv_heads, block_size, head_dim], float32 or bfloat16 as uint16.
@@ -80,23 +78,23 @@ class CompiledDecoder:
             kernels.run_layers(team.state, threads, model, step, buffers, cache, scratch[index], times[index])
 
         team.run(work)
-        return torch.from_numpy(buffers.hidden[:num_tokens])
+        return buffers.hidden[:num_tokens]
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Float32s) -> Float32s:
         """hidden: float32 [k, hidden_size] -> float32 [k, vocab_size], valid until the next call."""
         num_rows = len(hidden)
         self._ensure(num_rows)
         if num_rows > len(self._logits):
             self._logits = np.zeros((_capacity(num_rows), self._logits.shape[1]), np.float32)
         team, rows, head, logits, times = self._team, self._buffers.rows, self._head, self._logits, self.times
-        rows.x[:num_rows, : self.shape.hidden_size] = hidden.numpy()
+        rows.x[:num_rows, : self.shape.hidden_size] = hidden
         threads = team.num_threads
 
         def work(index: int) -> None:
             kernels.compute_logits(team.state, threads, head, rows, num_rows, logits, times[index])
 
         team.run(work)
-        return torch.from_numpy(logits[:num_rows, : self.shape.vocab_size])
+        return logits[:num_rows, : self.shape.vocab_size]
 
     def close(self) -> None:
         """End the team."""
@@ -132,7 +130,7 @@ def load_compiled_model(
     family = model_family(shape.architecture)
     form = PackedForm(held_bits(dtype, shape, stored_types(checkpoint, shape)))
     pieces = read_pieces(checkpoint, shape, family.tensor_shapes(shape), progress, quantized=True)
-    weights = gather_weights(shape, family.stacks, family.norm_offset, pieces, form, _CPU)
+    weights = gather_weights(shape, family.stacks, family.norm_offset, pieces, form)
     return CompiledDecoder(shape, family, weights, max_model_len, num_threads, activation_bits)
 
 
@@ -141,17 +139,15 @@ def _capacity(num_rows: int) -> int:
     return 1 << (num_rows - 1).bit_length()
 
 
-def _kernel_model(
-    shape: ModelShape, family: Family, weights: Weights[PackedMatrix, PackedMatrix], max_model_len: int
-) -> kernels.Decoder:
+def _kernel_model(shape: ModelShape, family: Family, weights: PackedWeights, max_model_len: int) -> kernels.Decoder:
     layers = weights.layers
-    tables = np.stack([table.numpy()[:, :, 0] for table in rotary_tables(shape, max_model_len)])
+    tables = np.stack(rotary_tables(shape, max_model_len))
     windows = [window or 0 for window in shape.windows or (None,) * shape.num_layers]
     scale = sqrt(shape.hidden_size) if family.is_embedding_scaled else 1.0
     matrices = [
         [fields_of(matrix) for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)] for layer in layers
     ]
-    has_head_norms = layers[0].head_norm.numel() > 0
+    has_head_norms = len(layers[0].head_norm) > 0
     return kernels.Decoder(
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
@@ -164,17 +160,16 @@ def _kernel_model(
         matrices=np.array(matrices, np.int64),
         norms=np.array([list(_norms(layer)) for layer in layers], np.float32),
         head_norms=np.array(
-            [layer.head_norm.numpy() for layer in layers] if has_head_norms else np.zeros((0, 0, 0)), np.float32
+            [layer.head_norm for layer in layers] if has_head_norms else np.zeros((0, 0, 0)), np.float32
         ),
-        final_norm=weights.final_norm.numpy(),
+        final_norm=weights.final_norm,
         windows=np.array(windows, np.int64),
         tables=np.array([len(tables) - 1 if window else 0 for window in windows], np.int64),
         rotary=np.ascontiguousarray(tables),
     )
 
 
-def _norms(layer: object) -> Iterator[NDArray[np.float32]]:
-    for name in ("input_norm", "mlp_norm", "after_attention_norm", "after_mlp_norm"):
-        norm: Tensor = getattr(layer, name)
-        if norm.numel():
-            yield norm.numpy()
+def _norms(layer: Layer[PackedMatrix, Float32s]) -> Iterator[Float32s]:
+    for norm in (layer.input_norm, layer.mlp_norm, layer.after_attention_norm, layer.after_mlp_norm):
+        if len(norm):
+            yield norm

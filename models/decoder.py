@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ..checkpoints.shape import ModelShape
-from .decoder_weights import Stacks, TensorForm, Weights, gather_weights, planned_weight_bytes, tensor_shapes
+from .decoder_weights import Weights
 from .linear import Linear, compute_dtype
-from .parts import RowsOfPiece
 from .protocol import Attention, CausalLM
-from .rotary import rotary_tables
+from .rotary_tables import rotary_tables
 
 Forward = Callable[["Decoder", Tensor, Tensor, Attention], Tensor]
 """(model, token_ids, positions, attention) -> hidden states, as `CausalLM.forward`."""
@@ -27,7 +24,7 @@ class Decoder(CausalLM):
         self,
         shape: ModelShape,
         dtype: torch.dtype,
-        weights: Weights[Tensor, Linear],
+        weights: Weights[Tensor, Linear, Tensor],
         forward: Forward,
         max_model_len: int,
     ) -> None:
@@ -37,8 +34,10 @@ class Decoder(CausalLM):
         self.weights = weights
         self.eps = torch.tensor(shape.rms_norm_eps, device=self._device)
         self.rotary_tables = tuple(
-            table.to(self._device, self.compute_dtype) for table in rotary_tables(shape, max_model_len)
+            torch.from_numpy(table).unsqueeze(2).to(self._device, self.compute_dtype)
+            for table in rotary_tables(shape, max_model_len)
         )
+        """Each [max_model_len, 2, 1, head_dim]."""
 
     @property
     def shape(self) -> ModelShape:
@@ -66,42 +65,3 @@ class Decoder(CausalLM):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[k, hidden_size] of compute_dtype -> float32 [k, vocab_size]."""
         return self.weights.head(hidden).float()
-
-
-@dataclass(frozen=True)
-class Family:
-    """How the models of a family are built: they name their tensors, then take them piece by piece."""
-
-    forward: Forward
-    stacks: Stacks
-    norm_offset: float = 0.0
-    """What norms add to the weights that are stored."""
-    activation: Literal["silu", "gelu_tanh"] = "silu"
-    """Of the gate."""
-    is_embedding_scaled: bool = False
-    """By sqrt(hidden_size)."""
-
-    def tensor_shapes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
-        """Canonical name -> shape of every tensor that the model is made of."""
-        return tensor_shapes(shape)
-
-    def planned_bytes(self, shape: ModelShape, dtype: torch.dtype, device: torch.device, max_model_len: int) -> int:
-        """Bytes that the loaded model will hold on the device (its `num_weight_bytes`).
-
-        The ledger, which knows no torch, estimates them (`topology.plan`); a test holds the two together.
-        """
-        table_elements = shape.num_rotary_tables * max_model_len * 2 * shape.head_dim
-        return planned_weight_bytes(shape, dtype, device) + table_elements * compute_dtype(dtype, device).itemsize
-
-    def from_pieces(
-        self,
-        shape: ModelShape,
-        pieces: Iterator[tuple[str, int, RowsOfPiece]],
-        dtype: torch.dtype,
-        device: torch.device,
-        max_model_len: int,
-    ) -> CausalLM:
-        """Build it from (canonical name, first row, rows): each row of each tensor of `tensor_shapes` once."""
-        form = TensorForm(dtype, device)
-        weights = gather_weights(shape, self.stacks, self.norm_offset, pieces, form, device)
-        return Decoder(shape, dtype, weights, self.forward, max_model_len)

@@ -7,22 +7,18 @@ whole, so that beside the growing model there is never more than the parts that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import prod
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-import torch
-from torch import Tensor
-
 from ..checkpoints import llama_weights
-from ..checkpoints.model_weights import held_weights, model_weights
+from ..checkpoints.model_weights import model_weights
 from ..checkpoints.shape import ModelShape
-from .linear import Linear, compute_dtype, held_columns, held_dtype, hold_linear, is_packed
-from .parts import Part, RowsOfPiece, Sizes, Stack, TensorStack, hold_head_norms, hold_norm
+from ..kernels.cpu.quantized_rows import Float32s
+from .parts import ArrayStack, Part, RowsOfPiece, Sizes, Stack, norm_of_heads, with_offset
 
 _, EMBEDDING = llama_weights.EMBEDDING
 _, FINAL_NORM = llama_weights.FINAL_NORM
 _, HEAD = llama_weights.HEAD
-_NONE = torch.empty(0)
+_NONE: Any = ()
 
 Stacks = Mapping[str, tuple[str, ...]]
 """Field of `Layer` -> the tensors stacked in it, top to bottom, by their names within the layer."""
@@ -32,48 +28,56 @@ M = TypeVar("M")
 """How matrices are held."""
 E = TypeVar("E")
 """How the embedding is held."""
+V = TypeVar("V")
+"""How norms are held."""
 Held = TypeVar("Held", covariant=True)
+HeldVector = TypeVar("HeldVector", covariant=True)
 
 
-class Layer(NamedTuple, Generic[M]):
-    """Weights of one layer. Norms are float32; those that its family lacks are empty."""
+class Layer(NamedTuple, Generic[M, V]):
+    """Weights of one layer. Norms are float32; those that its family lacks have length 0."""
 
-    input_norm: Tensor
+    input_norm: V
     """[hidden_size]"""
     qkv: M
     """[(num_heads + 2 num_kv_heads) * head_dim, hidden_size]"""
     output: M
     """[hidden_size, num_heads * head_dim]"""
-    mlp_norm: Tensor
+    mlp_norm: V
     """[hidden_size]"""
     gate_up: M
     """[2 intermediate_size, hidden_size]"""
     down: M
     """[hidden_size, intermediate_size]"""
-    head_norm: Tensor = _NONE
+    head_norm: V = _NONE
     """[num_heads + num_kv_heads, head_dim]: of query heads, then of key heads"""
-    after_attention_norm: Tensor = _NONE
+    after_attention_norm: V = _NONE
     """[hidden_size]"""
-    after_mlp_norm: Tensor = _NONE
+    after_mlp_norm: V = _NONE
     """[hidden_size]"""
 
+    def norms(self) -> Iterator[V]:
+        """Those that there are."""
+        every = (self.input_norm, self.mlp_norm, self.head_norm, self.after_attention_norm, self.after_mlp_norm)
+        return (norm for norm in every if norm is not _NONE)
 
-class Weights(NamedTuple, Generic[E, M]):
+
+class Weights(NamedTuple, Generic[E, M, V]):
     """Weights of a whole model."""
 
     embedding: E
     """[vocab_size, hidden_size]"""
-    layers: tuple[Layer[M], ...]
-    final_norm: Tensor
+    layers: tuple[Layer[M, V], ...]
+    final_norm: V
     """[hidden_size] float32"""
     head: M
     """[vocab_size, hidden_size]"""
 
-    def vectors(self) -> Iterator[Tensor]:
+    def vectors(self) -> Iterator[V]:
         """All norms."""
         yield self.final_norm
         for layer in self.layers:
-            yield from (part for part in layer if isinstance(part, Tensor))
+            yield from layer.norms()
 
     def matrices(self) -> Iterator[M]:
         """Those of the layers."""
@@ -81,8 +85,8 @@ class Weights(NamedTuple, Generic[E, M]):
             yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
 
 
-class Form(Protocol[E, Held]):
-    """How a model holds its embedding and its matrices."""
+class Form(Protocol[E, Held, HeldVector]):
+    """How a model holds its embedding, its matrices and its norms."""
 
     def matrix(self, sizes: Sizes) -> Stack[Any]:
         """Where the rows of a matrix are gathered."""
@@ -104,27 +108,9 @@ class Form(Protocol[E, Held]):
         """A head that has the embedding's weights."""
         ...
 
-
-class TensorForm:
-    """The embedding in `dtype`, the matrices as `hold_linear` chooses; on `device`."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype, self._device = dtype, device
-
-    def matrix(self, sizes: Sizes) -> TensorStack:
-        return TensorStack(sizes, self._dtype, self._device)
-
-    def bias(self, sizes: Sizes) -> TensorStack:
-        return TensorStack(sizes, self._dtype, self._device)
-
-    def hold_matrix(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
-        return hold_linear(matrix, bias)
-
-    def hold_embedding(self, matrix: Tensor) -> Tensor:
-        return matrix
-
-    def tie_head(self, embedding: Tensor) -> Linear:
-        return hold_linear(embedding, shared=True)
+    def hold_vector(self, norm: Float32s) -> HeldVector:
+        """A norm's weights, or those of all heads."""
+        ...
 
 
 MATRICES: Stacks = {
@@ -143,35 +129,18 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     return {name: size for (_, name), size in model_weights(shape).items()}
 
 
-def planned_weight_bytes(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> int:
-    """`Weights.num_bytes` of a model that is not loaded yet, if all its matrices can be held in `held_dtype`."""
-    sizes = {name: size for (_, name), size in held_weights(shape).items()}
-    held, width = held_dtype(dtype, device), compute_dtype(dtype, device)
-    embedding = sizes.pop(EMBEDDING)
-    if shape.tie_word_embeddings and is_packed(dtype, device):
-        sizes[HEAD] = embedding
-    num_bytes = prod(embedding) * dtype.itemsize
-    for name, size in sizes.items():
-        if len(size) == 2:
-            num_bytes += size[0] * held_columns(size[1], held) * held.itemsize
-        else:
-            num_bytes += size[0] * (torch.float32 if name.endswith("norm.weight") else width).itemsize
-    return num_bytes
-
-
 def gather_weights(
     shape: ModelShape,
     stacks: Stacks,
     norm_offset: float,
     pieces: Iterator[tuple[str, int, RowsOfPiece]],
-    form: Form[E, M],
-    device: torch.device,
-) -> Weights[E, M]:
-    """Stack (canonical name, first row, rows), in any order, into weights of a form, with norms on `device`.
+    form: Form[E, M, V],
+) -> Weights[E, M, V]:
+    """Stack (canonical name, first row, rows), in any order, into weights of a form.
 
     `stacks`: of the family; `norm_offset`: what its norms add to their stored weights.
     """
-    parts = _parts(shape, stacks, norm_offset, form, device)
+    parts = _parts(shape, stacks, norm_offset, form)
     placed = {
         name: (part, stack, first) for part in parts for stack in part.stacks for name, first in stack.firsts.items()
     }
@@ -184,37 +153,40 @@ def gather_weights(
     embedding: E = finished[EMBEDDING]
     head: M = finished[HEAD] if HEAD in finished else form.tie_head(embedding)
     layers = tuple(
-        Layer[M](**{field: finished[f"{layer}.{field}"] for field in stacks}) for layer in range(shape.num_layers)
+        Layer[M, V](**{field: finished[f"{layer}.{field}"] for field in stacks}) for layer in range(shape.num_layers)
     )
     return Weights(embedding, layers, finished[FINAL_NORM], head)
 
 
-def _parts(
-    shape: ModelShape, stacks: Stacks, norm_offset: float, form: Form[E, M], device: torch.device
-) -> list[Part[Any]]:
+def _parts(shape: ModelShape, stacks: Stacks, norm_offset: float, form: Form[E, M, V]) -> list[Part[Any]]:
     """What the model is made of: the embedding, the last norm, the head, and the fields of every layer."""
     sizes = tensor_shapes(shape)
 
     def named(names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
         return {name: sizes[name] for name in names}
 
-    def norms(names: tuple[str, ...]) -> TensorStack:
-        return TensorStack(named(names), torch.float32, device)
+    def norm(part: str, names: tuple[str, ...]) -> Part[Any]:
+        return Part(part, [ArrayStack(named(names))], lambda stored: form.hold_vector(with_offset(stored, norm_offset)))
 
-    norm = hold_norm(norm_offset)
+    def head_norms(part: str, names: tuple[str, ...]) -> Part[Any]:
+        def hold(query: Float32s, key: Float32s) -> Any:
+            both = with_offset(query, norm_offset), with_offset(key, norm_offset)
+            return form.hold_vector(norm_of_heads(shape, *both))
+
+        return Part(part, [ArrayStack(named((each,))) for each in names], hold)
+
     parts: list[Part[Any]] = [
         Part(EMBEDDING, [form.matrix(named((EMBEDDING,)))], form.hold_embedding),
-        Part(FINAL_NORM, [norms((FINAL_NORM,))], norm),
+        norm(FINAL_NORM, (FINAL_NORM,)),
     ]
     if HEAD in sizes:
         parts.append(Part(HEAD, [form.matrix(named((HEAD,)))], form.hold_matrix))
-    head_norms = hold_head_norms(shape, norm_offset)
     for layer in range(shape.num_layers):
         for field, short_names in stacks.items():
             names = tuple(f"model.layers.{layer}.{name}" for name in short_names)
             name = f"{layer}.{field}"
             if field == HEAD_NORM:
-                parts.append(Part(name, [norms((each,)) for each in names], head_norms))
+                parts.append(head_norms(name, names))
             elif field in MATRICES:
                 biases = tuple(each.removesuffix("weight") + "bias" for each in names)
                 of_matrix = [form.matrix(named(names))]
@@ -222,5 +194,5 @@ def _parts(
                     of_matrix.append(form.bias(named(biases)))
                 parts.append(Part(name, of_matrix, form.hold_matrix))
             else:
-                parts.append(Part(name, [norms(names)], norm))
+                parts.append(norm(name, names))
     return parts

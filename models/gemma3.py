@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .decoder import Decoder, Family
-from .decoder_weights import HEAD_NORMS, MATRICES
+from .decoder import Decoder
 from .norms import rms_norm
 from .protocol import Attention
 from .rotary import rotate
@@ -38,14 +37,3 @@ def forward(model: Decoder, token_ids: Tensor, positions: Tensor, attention: Att
         activated = layer.down(F.gelu(gate, approximate="tanh").mul_(up))
         hidden += rms_norm(activated, layer.after_mlp_norm, eps)
     return rms_norm(hidden, weights.final_norm, eps)
-
-
-_NORMS = {
-    "input_norm": ("input_layernorm.weight",),
-    "after_attention_norm": ("post_attention_layernorm.weight",),
-    "mlp_norm": ("pre_feedforward_layernorm.weight",),
-    "after_mlp_norm": ("post_feedforward_layernorm.weight",),
-}
-GEMMA3 = Family(
-    forward, {**MATRICES, **_NORMS, **HEAD_NORMS}, norm_offset=1.0, activation="gelu_tanh", is_embedding_scaled=True
-)

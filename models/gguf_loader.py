@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ..checkpoints.gguf_file import GGUFTensor, read_gguf
 from ..checkpoints.gguf_types import BLOCKS
 from ..checkpoints.model_weights import model_weights
 from ..checkpoints.shape import ModelShape
 from ..errors import UnsupportedModel
-from ..kernels.cpu.quantized_rows import QuantizedRows
+from ..kernels.cpu.quantized_rows import Float32s
 from .gguf_dequantize import dequantize
 from .gguf_order import in_canonical_order
 from .gguf_quantized import has_quantized, read_quantized
+from .parts import RowsOfPiece
 from .tensors import StoredTensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def open_gguf(path: str, shape: ModelShape) -> dict[str, StoredTensor]:
@@ -55,16 +59,32 @@ def _stored_tensor(
     def read_rows(first: int, last: int) -> Tensor:
         return _to_tensor(raw_rows(first, last), tensor.type).view(last - first, *shape[1:])
 
-    def read_stored(first: int, last: int) -> QuantizedRows:
-        return read_quantized(raw_rows(first, last), tensor.type)
+    def read_stored(first: int, last: int) -> RowsOfPiece:
+        raw = raw_rows(first, last)
+        if has_quantized(tensor.type):
+            return read_quantized(raw, tensor.type)
+        return _to_array(raw, tensor.type).reshape(last - first, *shape[1:])
 
-    return StoredTensor(
-        name, shape, tensor.num_bytes, 1, read_rows, read_stored if has_quantized(tensor.type) else None
-    )
+    return StoredTensor(name, shape, tensor.num_bytes, 1, read_rows, read_stored)
+
+
+def _to_array(raw: NDArray[np.uint8], type_name: str) -> Float32s:
+    """uint8 [num_rows, row bytes] -> float32 [num_rows, n]."""
+    match type_name:
+        case "F32":
+            return raw.view(np.float32)
+        case "F16":
+            return raw.view(np.float16).astype(np.float32)
+        case "BF16":
+            return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        case _:
+            return dequantize(raw, type_name)
 
 
 def _to_tensor(raw: NDArray[np.uint8], type_name: str) -> Tensor:
     """uint8 [num_rows, row bytes] -> floating-point [num_rows, n]; what is not quantized stays the file's own pages."""
+    import torch
+
     match type_name:
         case "F32":
             return torch.from_numpy(raw.view(np.float32))

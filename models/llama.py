@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from .decoder import Decoder, Family
-from .decoder_weights import MATRICES
+from .decoder import Decoder
 from .norms import rms_norm
 from .protocol import Attention
 from .rotary import rotate
@@ -33,7 +32,3 @@ def forward(model: Decoder, token_ids: Tensor, positions: Tensor, attention: Att
         gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps)).chunk(2, dim=-1)
         hidden += layer.down(F.silu(gate).mul_(up))
     return rms_norm(hidden, weights.final_norm, eps)
-
-
-NORMS = {"input_norm": ("input_layernorm.weight",), "mlp_norm": ("post_attention_layernorm.weight",)}
-LLAMA = Family(forward, {**MATRICES, **NORMS})

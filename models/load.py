@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import assert_never
-
-import torch
+from typing import TYPE_CHECKING, assert_never
 
 from ..checkpoints.gguf_rope import ROPE_FACTORS
 from ..checkpoints.shape import Checkpoint, ModelShape
 from ..errors import CorruptCheckpoint
 from .decoder_weights import HEAD
-from .dummy_weights import open_dummy
 from .gguf_loader import open_gguf
 from .parts import RowsOfPiece
-from .protocol import CausalLM
 from .registry import model_family
-from .safetensors_loader import open_safetensors
 from .tensors import StoredTensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from .protocol import CausalLM
 
 
 def load_model(
@@ -58,8 +58,12 @@ def _open(checkpoint: Checkpoint, shape: ModelShape, expected: dict[str, tuple[i
         case "gguf":
             return open_gguf(checkpoint.path, shape)
         case "safetensors":
+            from .safetensors_loader import open_safetensors
+
             return open_safetensors(checkpoint.path)
         case "dummy":
+            from .dummy_weights import open_dummy
+
             return open_dummy(expected)
         case _ as unknown:
             assert_never(unknown)

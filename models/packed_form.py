@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from ..kernels.cpu.packing import MatrixPacker, PackedMatrix
-from ..kernels.cpu.quantized_rows import QuantizedRows
-from .parts import RowsOfPiece, Sizes, TensorStack, first_rows
-
-_CPU = torch.device("cpu")
+from ..kernels.cpu.quantized_rows import Float32s, QuantizedRows
+from .parts import ArrayStack, RowsOfPiece, Sizes, as_float32s, first_rows
 
 
 class PackedStack:
@@ -26,7 +20,7 @@ class PackedStack:
     def put(self, first_row: int, rows: RowsOfPiece) -> None:
         if self._packer is None:
             self._packer = MatrixPacker(self._bits, *self._sizes)
-        self._packer.put(first_row, rows if isinstance(rows, QuantizedRows) else rows.float().numpy())
+        self._packer.put(first_row, rows if isinstance(rows, QuantizedRows) else as_float32s(rows))
         self.missing_rows -= len(rows)
 
     def take(self) -> PackedMatrix:
@@ -45,14 +39,17 @@ class PackedForm:
     def matrix(self, sizes: Sizes) -> PackedStack:
         return PackedStack(sizes, self._bits[next(iter(sizes))])
 
-    def bias(self, sizes: Sizes) -> TensorStack:
-        return TensorStack(sizes, torch.float32, _CPU)
+    def bias(self, sizes: Sizes) -> ArrayStack:
+        return ArrayStack(sizes)
 
-    def hold_matrix(self, matrix: PackedMatrix, bias: Tensor | None = None) -> PackedMatrix:
-        return matrix if bias is None else matrix.with_bias(np.asarray(bias))
+    def hold_matrix(self, matrix: PackedMatrix, bias: Float32s | None = None) -> PackedMatrix:
+        return matrix if bias is None else matrix.with_bias(bias)
 
     def hold_embedding(self, matrix: PackedMatrix) -> PackedMatrix:
         return matrix
 
     def tie_head(self, embedding: PackedMatrix) -> PackedMatrix:
         return embedding
+
+    def hold_vector(self, norm: Float32s) -> Float32s:
+        return norm

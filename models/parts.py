@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from ..checkpoints.shape import ModelShape
-from ..kernels.cpu.quantized_rows import QuantizedRows
+from ..kernels.cpu.quantized_rows import Float32s, QuantizedRows
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Sizes = Mapping[str, tuple[int, ...]]
 """Canonical name -> shape, top to bottom."""
-RowsOfPiece = Tensor | QuantizedRows
+RowsOfPiece: TypeAlias = "Tensor | NDArray[np.generic] | QuantizedRows"
 Whole = TypeVar("Whole", covariant=True)
 
 
@@ -45,26 +48,34 @@ def first_rows(sizes: Sizes) -> tuple[dict[str, int], int]:
     return firsts, num_rows
 
 
-class TensorStack:
-    """As one tensor."""
+class ArrayStack:
+    """As one array, float32."""
 
-    def __init__(self, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         self.firsts, self.missing_rows = first_rows(sizes)
         self._size = (self.missing_rows, *next(iter(sizes.values()))[1:])
-        self._dtype, self._device = dtype, device
-        self._whole: Tensor | None = None
+        self._whole: Float32s | None = None
 
     def put(self, first_row: int, rows: RowsOfPiece) -> None:
-        assert isinstance(rows, Tensor)
         if self._whole is None:
-            self._whole = torch.empty(self._size, dtype=self._dtype, device=self._device)
-        self._whole[first_row : first_row + len(rows)].copy_(rows)
+            self._whole = np.empty(self._size, np.float32)
+        self._whole[first_row : first_row + len(rows)] = as_float32s(rows)
         self.missing_rows -= len(rows)
 
-    def take(self) -> Tensor:
+    def take(self) -> Float32s:
         assert self._whole is not None and self.missing_rows == 0
         whole, self._whole = self._whole, None
         return whole
+
+
+def as_float32s(rows: RowsOfPiece) -> Float32s:
+    """The rows as an array."""
+    if isinstance(rows, QuantizedRows):
+        return rows.dequantize()
+    if isinstance(rows, np.ndarray):
+        return rows.astype(np.float32, copy=False)
+    floats: Float32s = rows.float().numpy()
+    return floats
 
 
 class Part(Generic[Whole]):
@@ -82,22 +93,16 @@ class Part(Generic[Whole]):
         return self._hold(*(stack.take() for stack in self.stacks))
 
 
-def hold_norm(offset: float) -> Callable[[Tensor], Tensor]:
-    """[size] float32, `offset` added."""
-    return lambda norm: norm + offset if offset else norm
+def with_offset(norm: Float32s, offset: float) -> Float32s:
+    """[size]: what a norm multiplies by, of its stored weights."""
+    return norm + np.float32(offset) if offset else norm
 
 
-def hold_head_norms(shape: ModelShape, offset: float) -> Callable[[Tensor, Tensor], Tensor]:
+def norm_of_heads(shape: ModelShape, query: Float32s, key: Float32s) -> Float32s:
     """Norms of query heads and of key heads, [head_dim] each -> one row a head: [num_heads + num_kv_heads, head_dim].
 
     What scores are divided by beside sqrt(head_dim) goes into the norm of queries.
     """
-    scale = 1.0 if shape.query_divisor is None else (shape.head_dim / shape.query_divisor) ** 0.5
-
-    def hold(query: Tensor, key: Tensor) -> Tensor:
-        if offset:
-            query, key = query + offset, key + offset
-        query = query * scale if scale != 1.0 else query
-        return torch.cat((query.expand(shape.num_heads, -1), key.expand(shape.num_kv_heads, -1)))
-
-    return hold
+    if shape.query_divisor is not None:
+        query = query * np.float32((shape.head_dim / shape.query_divisor) ** 0.5)
+    return np.repeat(np.stack((query, key)), (shape.num_heads, shape.num_kv_heads), axis=0)

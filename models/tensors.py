@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+from .parts import RowsOfPiece
 
-from ..kernels.cpu.quantized_rows import QuantizedRows
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _PIECE_ELEMENTS = 1 << 20
 """Elements read at a time: small enough for the cache, large enough to hide the call."""
@@ -25,16 +26,17 @@ class StoredTensor(NamedTuple):
     """Rows that must be read together (the first is a multiple of it)."""
     read_rows: Callable[[int, int], Tensor]
     """(first, last + 1) -> a floating-point CPU tensor of these rows; valid until the next call."""
-    read_quantized: Callable[[int, int], QuantizedRows] | None = None
-    """The same rows as they are stored, if that is in groups of 32 with a scale and a minimum."""
+    read_stored: Callable[[int, int], RowsOfPiece] | None = None
+    """The same rows without torch: as they are stored, if that is in groups of 32 with a scale and a minimum, or else
+    float32."""
 
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
         """The whole tensor as (first row, rows), a few MiB at a time."""
         return ((first, self.read_rows(first, last)) for first, last in self._ranges())
 
-    def stored_pieces(self) -> Iterator[tuple[int, Tensor | QuantizedRows]]:
+    def stored_pieces(self) -> Iterator[tuple[int, RowsOfPiece]]:
         """As `pieces`; rows as they are stored where they can be read so."""
-        read = self.read_rows if self.read_quantized is None else self.read_quantized
+        read = self.read_rows if self.read_stored is None else self.read_stored
         return ((first, read(first, last)) for first, last in self._ranges())
 
     def _ranges(self) -> Iterator[tuple[int, int]]:

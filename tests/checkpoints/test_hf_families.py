@@ -110,7 +110,7 @@ def test_fields_are_those_of_transformers(tmp_path: Path, architecture: str, ind
 @pytest.mark.parametrize(("architecture", "index"), CASES)
 def test_frequencies_are_those_of_transformers(tmp_path: Path, architecture: str, index: int) -> None:
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    from callboard.models.rotary import rotary_tables
+    from callboard.models.rotary_tables import rotary_tables
 
     shape = read(tmp_path, architecture, WRITTEN[architecture][index])
     config_class = getattr(transformers, CONFIG_CLASSES[architecture])
@@ -119,7 +119,7 @@ def test_frequencies_are_those_of_transformers(tmp_path: Path, architecture: str
     prefix = architecture.capitalize()
     embedding = getattr(getattr(module, f"modeling_{architecture}"), f"{prefix}RotaryEmbedding")(config)
     positions = torch.tensor([[0, 1, 7, 100]])
-    tables = rotary_tables(shape, 101)
+    tables = [torch.from_numpy(table).unsqueeze(2) for table in rotary_tables(shape, 101)]
     kinds = [()] if architecture != "gemma3" else [(kind,) for kind in sorted(set(config.layer_types))]
     for kind in kinds:
         cos, sin = embedding(torch.zeros(1), positions, *kind)

@@ -66,8 +66,8 @@ def pack_decoder(
     state = {name: tensor.float().numpy() for name, tensor in oracle.state_dict().items()}
     is_gemma = shape.architecture.startswith("gemma")
 
-    def norm(name: str) -> torch.Tensor:
-        return torch.from_numpy(state[f"{name}.weight"] + np.float32(is_gemma))
+    def norm(name: str) -> np.ndarray:
+        return state[f"{name}.weight"] + np.float32(is_gemma)
 
     def matrix(*names: str):
         packed = pack(bits, np.concatenate([state[f"{name}.weight"] for name in names]))
@@ -76,13 +76,13 @@ def pack_decoder(
 
     def layer(prefix: str) -> SimpleNamespace:
         fields = {field: matrix(*(prefix + name for name in names)) for field, names in MATRICES.items()}
-        fields |= dict.fromkeys(("head_norm", "after_attention_norm", "after_mlp_norm"), torch.empty(0))
+        fields |= dict.fromkeys(("head_norm", "after_attention_norm", "after_mlp_norm"), ())
         fields |= {field: norm(prefix + name) for field, name in (GEMMA_NORMS if is_gemma else NORMS).items()}
         if f"{prefix}self_attn.q_norm.weight" in state:
             divisor = getattr(oracle.config, "query_pre_attn_scalar", shape.head_dim)
-            query = norm(f"{prefix}self_attn.q_norm") * (shape.head_dim / divisor) ** 0.5
+            query = norm(f"{prefix}self_attn.q_norm") * np.float32((shape.head_dim / divisor) ** 0.5)
             key = norm(f"{prefix}self_attn.k_norm")
-            fields["head_norm"] = torch.stack([query] * shape.num_heads + [key] * shape.num_kv_heads)
+            fields["head_norm"] = np.stack([query] * shape.num_heads + [key] * shape.num_kv_heads)
         return SimpleNamespace(**fields)
 
     embedding = matrix("model.embed_tokens")
@@ -133,7 +133,7 @@ def run_steps(
     """Row -> float32 [its tokens in all steps, vocab_size]."""
     logits: dict[int, list[np.ndarray]] = {}
     for pieces in steps:
-        step_logits = decoder.compute_logits(decoder.forward(make_step(decoder.shape, pieces), cache)).numpy()
+        step_logits = decoder.compute_logits(decoder.forward(make_step(decoder.shape, pieces), cache))
         at = 0
         for row, _, tokens in pieces:
             logits.setdefault(row, []).append(step_logits[at : at + len(tokens)].copy())

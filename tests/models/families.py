@@ -18,7 +18,8 @@ from callboard.execution.runner import ModelRunner
 from callboard.mailbox.messages.admission import Admit
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.messages.steps import StepPlan
-from callboard.models import CausalLM, load_model
+from callboard.models.load import load_model
+from callboard.models.protocol import CausalLM
 from callboard.scheduling.events import Event, WorkerAttached
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.scheduler import Scheduler

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from callboard.checkpoints import Checkpoint, read_shape
-from callboard.models import load_model
+from callboard.models.load import load_model
 from callboard.models.registry import model_family
 
 CPU = torch.device("cpu")

@@ -10,8 +10,9 @@ import torch
 
 from callboard.checkpoints import Checkpoint, read_shape, resolve_checkpoint
 from callboard.errors import CorruptCheckpoint, ModelNotFound
-from callboard.models import CausalLM, load_model
 from callboard.models.dummy_weights import open_dummy
+from callboard.models.load import load_model
+from callboard.models.protocol import CausalLM
 
 CPU = torch.device("cpu")
 TOKENS = torch.tensor([1, 17, 42, 99, 3, 158, 0, 64])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from callboard.models import CausalLM
+from callboard.models.protocol import CausalLM
 from callboard.models.registry import model_family
 from callboard.tests.models.families import (
     CASES,

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from callboard.checkpoints import GGUFFile, ModelShape, read_shape, resolve_checkpoint
 from callboard.checkpoints.architectures import GGUF_ARCHITECTURES
 from callboard.errors import CorruptCheckpoint, UnsupportedModel
-from callboard.models import CausalLM, load_model
+from callboard.models.load import load_model
+from callboard.models.protocol import CausalLM
 from callboard.tests.models.families import MAX_LEN, WINDOW, make_oracle, make_prompt, oracle_logits
 
 PROMPT = make_prompt(0, 4 * WINDOW)

@@ -11,7 +11,8 @@ from callboard.checkpoints.shape import Checkpoint
 from callboard.models.load import load_model
 from callboard.models.norms import rms_norm
 from callboard.models.registry import model_family
-from callboard.models.rotary import rotary_table, rotate
+from callboard.models.rotary import rotate
+from callboard.models.rotary_tables import rotary_table
 
 CPU = torch.device("cpu")
 TOKENS = torch.tensor([1, 17, 42, 42, 99, 3, 158, 0, 64, 5, 71, 12])
@@ -88,7 +89,8 @@ def test_rows_of_hidden_states_may_be_picked(tied_oracle, tmp_path, attention_fa
 
 def test_rotation_turns_pairs_by_position_times_frequency():
     head_dim, theta, position = 8, 100.0, 5
-    cos, sin = rotary_table(head_dim, theta, 6)[position : position + 1].unbind(1)
+    table = torch.from_numpy(rotary_table(head_dim, theta, 6)).unsqueeze(2)
+    cos, sin = table[position : position + 1].unbind(1)
     heads = torch.arange(1.0, 9.0).view(1, 1, 8)
     pairs = torch.complex(heads[..., :4], heads[..., 4:])
     angles = torch.tensor([position * theta ** (-2 * i / head_dim) for i in range(4)])

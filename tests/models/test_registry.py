@@ -6,8 +6,7 @@ import pytest
 
 import callboard.checkpoints as checkpoints
 from callboard.errors import UnsupportedModel
-from callboard.models.llama import LLAMA
-from callboard.models.registry import MODELS, model_family
+from callboard.models.registry import LLAMA, MODELS, model_family
 
 
 def test_llama_is_known():

@@ -23,7 +23,7 @@ from callboard.execution.forward import TorchForward
 from callboard.execution.runner import ModelRunner
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.messages.steps import NewRow, StepPlan
-from callboard.models import load_model
+from callboard.models.load import load_model
 from callboard.topology import topology_from
 from callboard.topology.memory import kept_bytes_of, process_bytes_of
 
