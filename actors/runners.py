@@ -16,8 +16,6 @@ from .loading import LoadingStatistics
 from .log import log_event
 
 if TYPE_CHECKING:
-    import torch
-
     from ..execution.forward import Forward
     from ..execution.null_runner import NullRunner
     from ..execution.runner import ModelRunner
@@ -62,8 +60,8 @@ def _model_runner(start: Start, section: ProcessSection, progress: ProgressLine)
 def _torch_forward(start: Start, section: ProcessSection, report: Callable[[int, int], None]) -> Forward:
     import torch
 
-    from ..execution.forward import TorchForward
     from ..execution.threads import configure_threads
+    from ..execution.torch_forward import TorchForward
     from ..models.load import load_model
 
     configure_threads(_num_threads(section))
@@ -71,16 +69,15 @@ def _torch_forward(start: Start, section: ProcessSection, report: Callable[[int,
     device = torch.device(section.device)
     model = load_model(start.checkpoint, start.shape, dtype, device, start.max_model_len, report)
     block_size = start.topology.kv_cache.block_size
-    return TorchForward(model, num_blocks=start.num_blocks, block_size=block_size, kv_dtype=_kv_dtype(start))
+    kv_dtype: torch.dtype = getattr(torch, start.topology.model.kv_dtype)
+    return TorchForward(model, num_blocks=start.num_blocks, block_size=block_size, kv_dtype=kv_dtype)
 
 
 def _compiled_forward(start: Start, section: ProcessSection, report: Callable[[int, int], None]) -> Forward:
     from ..execution.compiled_forward import CompiledForward
-    from ..execution.threads import configure_threads
     from ..kernels.cpu.code_cache import has_compiled_code
     from ..models.compiled_decoder import load_compiled_model
 
-    configure_threads(1)  # those of torch wait by spinning, and would take the cores from the team's
     if not has_compiled_code():
         log_event("worker.compiling", what="kernels for this CPU, once for this version: some 20 s")
     settings = start.topology.model
@@ -94,14 +91,8 @@ def _compiled_forward(start: Start, section: ProcessSection, report: Callable[[i
         report,
     )
     block_size = start.topology.kv_cache.block_size
-    return CompiledForward(model, num_blocks=start.num_blocks, block_size=block_size, kv_dtype=_kv_dtype(start))
-
-
-def _kv_dtype(start: Start) -> torch.dtype:
-    import torch
-
-    dtype: torch.dtype = getattr(torch, start.topology.model.kv_dtype)
-    return dtype
+    kv_dtype = start.topology.model.kv_dtype
+    return CompiledForward(model, num_blocks=start.num_blocks, block_size=block_size, kv_dtype=kv_dtype)
 
 
 def _num_threads(section: ProcessSection) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ..checkpoints.shape import ModelShape
 from ..kernels.cpu.attention import TILE_QUERIES
 from ..kernels.cpu.decoder_step import Step
+from ..kernels.cpu.quantized_rows import Float32s
 from ..models.compiled_decoder import CompiledDecoder
+from .host_sampler import HostSampler
 from .input_batch import InputBatch
 from .prepare_inputs import StepInputs
 
@@ -19,30 +19,27 @@ class BlockCache:
     """Keys and values: [num_layers, 2, num_blocks, kv_heads, block_size, head_dim], float32 or bfloat16. A block's
     keys of one head lie side by side. Touched as blocks come into use; numpy asks the kernel for large pages."""
 
-    def __init__(self, shape: ModelShape, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, shape: ModelShape, num_blocks: int, block_size: int, dtype: str) -> None:
         size = (shape.num_layers, 2, num_blocks, shape.num_kv_heads, block_size, shape.head_dim)
         self.block_size = block_size
-        self.array: NDArray[np.generic] = np.empty(size, np.float32 if dtype == torch.float32 else np.uint16)
+        self.array: NDArray[np.generic] = np.empty(size, np.float32 if dtype == "float32" else np.uint16)
         """bfloat16 as its bits."""
-        self.tensor = torch.from_numpy(self.array)
-        if dtype == torch.bfloat16:
-            self.tensor = self.tensor.view(torch.bfloat16)
 
 
 class CompiledForward:
     """Of a `CompiledDecoder`; `kv_dtype`: float32 or bfloat16."""
 
-    def __init__(self, model: CompiledDecoder, *, num_blocks: int, block_size: int, kv_dtype: torch.dtype) -> None:
+    def __init__(self, model: CompiledDecoder, *, num_blocks: int, block_size: int, kv_dtype: str) -> None:
         self.model = model
         self.kv = BlockCache(model.shape, num_blocks, block_size, kv_dtype)
-        self.shape, self.device = model.shape, model.device
+        self.shape = model.shape
         self._tokens_at_once = max(1, TILE_QUERIES // (model.shape.num_heads // model.shape.num_kv_heads))
 
     @property
     def num_weight_bytes(self) -> int:
         return self.model.num_weight_bytes
 
-    def hidden_states(self, inputs: StepInputs, batch: InputBatch) -> Tensor:
+    def hidden_states(self, inputs: StepInputs, batch: InputBatch) -> Float32s:
         step = Step(
             token_ids=inputs.token_ids,
             positions=inputs.positions,
@@ -53,8 +50,8 @@ class CompiledForward:
         )
         return self.model.forward(step, self.kv.array)
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self.model.compute_logits(hidden)
+    def make_sampler(self, batch: InputBatch) -> HostSampler:
+        return HostSampler(self.model.compute_logits, batch, self.shape.vocab_size)
 
     def _pieces(self, inputs: StepInputs) -> NDArray[np.int32]:
         """int32 [m, 3]: row of the step, first token, number of tokens: a row's tokens in parts that attend at once."""

@@ -5,40 +5,31 @@ Only rows whose requests ask for any have a `RowLogits`; a step without such row
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ..kernels.masks import add_bias, allow_only, forbid
 from ..kernels.penalties import penalize
-from ..kernels.sampling import PIECE_LOGITS, SamplingBatch
 from ..mailbox.messages.steps import StepPlan
 from .input_batch import InputBatch, Int32s, Int64s
 from .prepare_inputs import StepInputs
 from .row_logits import RowLogits, has_row_logits
+from .sampler import Array
 from .token_counts import Float32s
 
-
-@dataclass(frozen=True, slots=True)
-class StepLogits:
-    """What the k rows of a step sample from."""
-
-    logits: Tensor
-    """float32 [k, vocab]: after bias, masks and penalties."""
-    parameters: SamplingBatch | None
-    """None: every row is greedy."""
-    raw: dict[int, Tensor] = field(default_factory=dict)
-    """Index into the k rows -> the model's own logits, float32 [vocab], where they are wanted and were changed."""
+PIECE_LOGITS = 1 << 19
+"""Logits that are changed at a time: some rows may list the whole vocabulary."""
+Place = Callable[[NDArray[np.int64] | NDArray[np.float32]], Array]
+"""An array of the host -> the same beside the logits."""
 
 
 class LogitChanges:
     """The `RowLogits` of the persistent batch."""
 
-    def __init__(self, batch: InputBatch, vocab_size: int) -> None:
-        self._batch, self._vocab_size = batch, vocab_size
+    def __init__(self, batch: InputBatch, vocab_size: int, place: Place) -> None:
+        self._batch, self._vocab_size, self._place = batch, vocab_size, place
         self._rows: dict[int, RowLogits] = {}
 
     def apply(self, plan: StepPlan) -> None:
@@ -57,23 +48,24 @@ class LogitChanges:
         """Forget every row."""
         self._rows.clear()
 
-    def change(self, logits: Tensor, inputs: StepInputs) -> dict[int, Tensor]:
-        """logits: float32 [k, vocab] of the rows that sample; changed in place. Returns `StepLogits.raw`."""
+    def change(self, logits: Array, inputs: StepInputs) -> dict[int, Array]:
+        """logits: float32 [k, vocab] of the rows that sample; changed in place. Returns of those whose own logits are
+        wanted and were changed: index into the k rows -> float32 [vocab]."""
         if not self._rows:
             return {}
         arrays, rows = self._batch.sampling, inputs.sample_rows
         wants_raw = arrays.has_logprobs[rows] & ~arrays.has_processed_logprobs[rows]
         positions = inputs.sample_positions.tolist()
-        raw: dict[int, Tensor] = {}
+        raw: dict[int, Array] = {}
         edits = _Edits()
         for index, row in enumerate(rows.tolist()):
             if (row_logits := self._rows.get(row)) is not None:
                 first = self._batch.num_prompt_tokens[row]
                 edits.collect(index, row_logits, self._batch.token_ids[row, first : positions[index]])
                 if edits.num_entries >= PIECE_LOGITS:
-                    raw |= edits.apply_to(logits, wants_raw)
+                    raw |= edits.apply_to(logits, wants_raw, self._place)
                     edits = _Edits()
-        return raw | edits.apply_to(logits, wants_raw)
+        return raw | edits.apply_to(logits, wants_raw, self._place)
 
 
 class _Entries:
@@ -91,18 +83,18 @@ class _Entries:
             if values is not None:
                 self._values.append(values)
 
-    def entries(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def entries(self, place: Place) -> tuple[Array, Array]:
         """(rows, token ids), int64 [m] each; there are some."""
         rows = np.repeat(np.array(self.rows, np.int64), [ids.size for ids in self._token_ids])
-        return _on(device, rows), _on(device, np.concatenate(self._token_ids, dtype=np.int64))
+        return place(rows), place(np.concatenate(self._token_ids, dtype=np.int64))
 
-    def values(self, device: torch.device) -> Tensor:
+    def values(self, place: Place) -> Array:
         """float32 [m]"""
-        return _on(device, np.concatenate(self._values))
+        return place(np.concatenate(self._values))
 
-    def repeat(self, numbers: list[float], device: torch.device) -> Tensor:
+    def repeat(self, numbers: list[float], place: Place) -> Array:
         """A number a row -> a number an entry, float32 [m]."""
-        return _on(device, np.repeat(np.array(numbers, np.float32), [ids.size for ids in self._token_ids]))
+        return place(np.repeat(np.array(numbers, np.float32), [ids.size for ids in self._token_ids]))
 
 
 class _Edits:
@@ -133,30 +125,25 @@ class _Edits:
             self._changed.append(index)
             self.num_entries += num_entries
 
-    def apply_to(self, logits: Tensor, wants_raw: NDArray[np.bool_]) -> dict[int, Tensor]:
+    def apply_to(self, logits: Array, wants_raw: NDArray[np.bool_], place: Place) -> dict[int, Array]:
         """Bias, masks, penalties, in this order. Returns copies of the rows that change and are wanted, bool [k]."""
         kept = [index for index in self._changed if wants_raw[index]]
         raw = dict(zip(kept, logits[kept], strict=True)) if kept else {}
-        device = logits.device
         if self._bias.rows:
-            add_bias(logits, *self._bias.entries(device), self._bias.values(device))
+            add_bias(logits, *self._bias.entries(place), self._bias.values(place))
         if self._allowed.rows:
-            limited = _on(device, np.array(self._allowed.rows, np.int64))
-            allow_only(logits, limited, *self._allowed.entries(device))
+            limited = place(np.array(self._allowed.rows, np.int64))
+            allow_only(logits, limited, *self._allowed.entries(place))
         if self._forbidden.rows:
-            forbid(logits, *self._forbidden.entries(device))
+            forbid(logits, *self._forbidden.entries(place))
         if self._used.rows:
             used, all_sampling = self._used, [row.sampling for row in self._penalized]
             penalize(
                 logits,
-                *used.entries(device),
-                used.values(device),
-                repetition=used.repeat([sampling.repetition_penalty for sampling in all_sampling], device),
-                frequency=used.repeat([sampling.frequency_penalty for sampling in all_sampling], device),
-                presence=used.repeat([sampling.presence_penalty for sampling in all_sampling], device),
+                *used.entries(place),
+                used.values(place),
+                repetition=used.repeat([sampling.repetition_penalty for sampling in all_sampling], place),
+                frequency=used.repeat([sampling.frequency_penalty for sampling in all_sampling], place),
+                presence=used.repeat([sampling.presence_penalty for sampling in all_sampling], place),
             )
         return raw
-
-
-def _on(device: torch.device, array: NDArray[np.int64] | NDArray[np.float32]) -> Tensor:
-    return torch.from_numpy(array).to(device)

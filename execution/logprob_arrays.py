@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
-
-from ..kernels.logprobs import gather_logprobs
 
 
 class LogprobArrays:
@@ -22,10 +19,24 @@ class LogprobArrays:
         self.top_ids: NDArray[np.int32] = np.empty((num_tokens, self.num_top), np.int32)
         self.top_logprobs: NDArray[np.float32] = np.empty((num_tokens, self.num_top), np.float32)
 
-    def fill(self, start: int, logits: Tensor, token_ids: Tensor) -> None:
-        """Tokens start .. start + n - 1. logits: [n, vocab]; token_ids: int64 [n]."""
-        part = slice(start, start + token_ids.shape[0])
-        logprobs, top_ids, top_logprobs = gather_logprobs(logits, token_ids, self.num_top)
-        self.logprobs[part] = logprobs.cpu().numpy()
-        self.top_ids[part] = top_ids.cpu().numpy()
-        self.top_logprobs[part] = top_logprobs.cpu().numpy()
+    def put(
+        self,
+        start: int,
+        logprobs: NDArray[np.float32],
+        top_ids: NDArray[np.int32] | NDArray[np.int64],
+        top_logprobs: NDArray[np.float32],
+    ) -> None:
+        """Tokens start .. start + n - 1. logprobs: [n]; top_ids, top_logprobs: [n, num_top]"""
+        part = slice(start, start + len(logprobs))
+        self.logprobs[part] = logprobs
+        self.top_ids[part] = top_ids
+        self.top_logprobs[part] = top_logprobs
+
+    def fields(self, asking: NDArray[np.int64]) -> dict[str, bytes]:
+        """Those of a `StepResult`; asking: which of the rows that sample these are."""
+        return {
+            "logprob_rows": asking.astype(np.int32).tobytes(),
+            "logprobs": self.logprobs.tobytes(),
+            "top_ids": self.top_ids.tobytes(),
+            "top_logprobs": self.top_logprobs.tobytes(),
+        }

@@ -12,6 +12,7 @@ from ..kernels.logprobs import token_ranks
 from ..mailbox.messages.steps import PromptLogprobs
 from .logprob_arrays import LogprobArrays
 from .prompt_pieces import PromptPieces
+from .sampled_logprobs import fill
 
 PROMPT_LOGITS = 1 << 21
 """Logits made at a time, in whole rows, whatever the length of a chunk: some 9 bytes each are held."""
@@ -29,6 +30,6 @@ def prompt_logprobs(
         part = slice(start, start + at_once)
         logits = compute_logits(hidden[predictors[part]])
         ranks[part] = token_ranks(logits, token_ids[part]).cpu().numpy()
-        arrays.fill(start, logits, token_ids[part])
+        fill(arrays, start, logits, token_ids[part])
         del logits  # before the next ones are made
     return pieces.encode(arrays.logprobs, ranks, arrays.top_ids, arrays.top_logprobs)

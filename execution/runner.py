@@ -6,19 +6,14 @@ import time
 
 import msgspec
 import numpy as np
-import torch
-from torch import Tensor
 
-from ..kernels.sampling import SamplingBatch, sample
 from ..mailbox.messages.sampling import SamplingParams
 from ..mailbox.messages.steps import NewRow, PromptLogprobs, StepPlan, StepResult
 from .forward import Forward
 from .input_batch import InputBatch
-from .logit_changes import LogitChanges, StepLogits
-from .prepare_inputs import StepInputs, prepare_inputs
-from .prompt_logprobs import prompt_logprobs
+from .prepare_inputs import prepare_inputs
 from .prompt_pieces import find_prompt_pieces
-from .sampled_logprobs import sampled_logprobs
+from .sampler import Sampled
 
 
 class ModelRunner:
@@ -28,40 +23,34 @@ class ModelRunner:
     def __init__(self, forward: Forward, *, max_num_seqs: int, max_model_len: int) -> None:
         self.forward = forward
         self.batch = InputBatch(max_num_seqs, max_model_len, forward.kv.block_size)
-        self.logit_changes = LogitChanges(self.batch, forward.shape.vocab_size)
+        self.sampler = forward.make_sampler(self.batch)
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Apply the plan, compute its rows, sample. Raises ProtocolViolation for a plan that contradicts the batch."""
         start_ns = time.monotonic_ns()
         self.batch.apply(plan)
-        self.logit_changes.apply(plan)
+        self.sampler.apply(plan)
         inputs = prepare_inputs(self.batch, plan)
-        token_ids = np.empty(0, np.int32)
-        logprobs: dict[str, bytes] = {}
+        sampled = Sampled(np.empty(0, np.int32), {})
         of_prompts: PromptLogprobs | None = None
         if inputs.rows.size:
             hidden = self.forward.hidden_states(inputs, self.batch)
             if (pieces := find_prompt_pieces(self.batch, inputs)) is not None:
-                of_prompts = prompt_logprobs(pieces, hidden, self.forward.compute_logits, self.forward.shape.vocab_size)
+                of_prompts = self.sampler.prompt_logprobs(pieces, hidden)
             if inputs.sample_rows.size:
-                logits = self.forward.compute_logits(hidden[self._to_device(inputs.last_tokens)])
-                step = StepLogits(logits, self._sampling_batch(inputs), self.logit_changes.change(logits, inputs))
-                sampled = sample(logits, step.parameters)
-                logprobs = sampled_logprobs(step, sampled, inputs.sample_rows, self.batch.sampling)
-                token_ids = sampled.cpu().numpy().astype(np.int32)
-                self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, token_ids)
+                sampled = self.sampler.sample(hidden, inputs)
+                self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, sampled.token_ids)
         result = StepResult(
             epoch=plan.epoch,
             step=plan.step,
             runs=inputs.sample_runs.tobytes(),
             positions=inputs.sample_positions.tobytes(),
-            token_ids=token_ids.tobytes(),
+            token_ids=sampled.token_ids.tobytes(),
             start_ns=start_ns,
             end_ns=time.monotonic_ns(),
             prompt_logprobs=of_prompts,
         )
-        return msgspec.structs.replace(result, **logprobs) if logprobs else result
+        return msgspec.structs.replace(result, **sampled.logprobs) if sampled.logprobs else result
 
     def warm_up(self) -> None:
         """Run small steps of every kind, so that the first request does not pay for first calls. The batch is left
@@ -87,26 +76,7 @@ class ModelRunner:
     def clear(self) -> None:
         """Forget all rows: the scheduler that placed them is gone, or a step failed."""
         self.batch.clear()
-        self.logit_changes.clear()
-
-    def _sampling_batch(self, inputs: StepInputs) -> SamplingBatch | None:
-        """Parameters of the rows that sample; None if all are greedy."""
-        arrays, rows = self.batch.sampling, inputs.sample_rows
-        temperature = arrays.temperature[rows]
-        if not temperature.any():
-            return None
-        return SamplingBatch(
-            temperature=self._to_device(temperature),
-            top_k=self._to_device(arrays.top_k[rows]),
-            top_p=self._to_device(arrays.top_p[rows]),
-            min_p=self._to_device(arrays.min_p[rows]),
-            seeds=self._to_device(arrays.seed[rows].view(np.int64)),
-            indexes=self._to_device((inputs.sample_positions - self.batch.index_origins[rows]).astype(np.int64)),
-            choices=self._to_device(arrays.choice[rows]),
-        )
-
-    def _to_device(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
-        return torch.from_numpy(array).to(self.forward.device)
+        self.sampler.clear()
 
 
 def _single_row_plan(new_rows: list[NewRow], start: int, num_tokens: int) -> StepPlan:

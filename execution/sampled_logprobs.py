@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.sampling import in_pieces, processed_logits
+from ..kernels.logprobs import gather_logprobs
+from ..kernels.sampling import SamplingBatch, in_pieces, processed_logits
 from .input_batch import Int32s, SamplingArrays
-from .logit_changes import StepLogits
 from .logprob_arrays import LogprobArrays
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogits:
+    """What the k rows of a step sample from."""
+
+    logits: Tensor
+    """float32 [k, vocab]: after bias, masks and penalties."""
+    parameters: SamplingBatch | None
+    """None: every row is greedy."""
+    raw: dict[int, Tensor] = field(default_factory=dict)
+    """Index into the k rows -> the model's own logits, float32 [vocab], where they are wanted and were changed."""
 
 
 def sampled_logprobs(step: StepLogits, sampled: Tensor, rows: Int32s, arrays: SamplingArrays) -> dict[str, bytes]:
@@ -22,14 +36,17 @@ def sampled_logprobs(step: StepLogits, sampled: Tensor, rows: Int32s, arrays: Sa
     vocab_size, start = step.logits.shape[1], 0
     gathered = LogprobArrays(asking.size, num_top, vocab_size)
     for index in in_pieces(torch.from_numpy(asking).to(sampled.device), vocab_size):
-        gathered.fill(start, _logits_of(step, index, is_processed[index]), sampled[index])
+        logits = _logits_of(step, index, is_processed[index])
+        fill(gathered, start, logits, sampled[index])
+        del logits  # before the next ones are made
         start += index.numel()
-    return {
-        "logprob_rows": asking.astype(np.int32).tobytes(),
-        "logprobs": gathered.logprobs.tobytes(),
-        "top_ids": gathered.top_ids.tobytes(),
-        "top_logprobs": gathered.top_logprobs.tobytes(),
-    }
+    return gathered.fields(asking)
+
+
+def fill(arrays: LogprobArrays, start: int, logits: Tensor, token_ids: Tensor) -> None:
+    """Tokens start .. start + n - 1. logits: [n, vocab]; token_ids: int64 [n]."""
+    found = gather_logprobs(logits, token_ids, arrays.num_top)
+    arrays.put(start, *(part.cpu().numpy() for part in found))
 
 
 def _logits_of(step: StepLogits, index: Tensor, is_processed: Tensor) -> Tensor:

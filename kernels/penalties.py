@@ -9,25 +9,31 @@ In this order, as vLLM has it. Sources: Keskar et al. 2019 (CTRL) with the sign 
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from .masks import Array
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def penalize(
-    logits: Tensor,
-    rows: Tensor,
-    token_ids: Tensor,
-    counts: Tensor,
+    logits: Array,
+    rows: Array,
+    token_ids: Array,
+    counts: Array,
     *,
-    repetition: Tensor,
-    frequency: Tensor,
-    presence: Tensor,
+    repetition: Array,
+    frequency: Array,
+    presence: Array,
 ) -> None:
     """logits: float32 [k, vocab]; rows, token_ids: int64 [m], distinct pairs, one for each token that stands in the
     prompt or the output of a row; counts: float32 [m], times in the output; repetition (> 0), frequency, presence:
     float32 [m], of the entry's row. A logit that would overflow becomes the largest float32: infinities less each other
     are no number."""
     used = logits[rows, token_ids]
-    used = torch.where(used > 0, used / repetition, used * repetition)
-    used = used.sub_(counts * frequency).sub_(torch.where(counts > 0, presence, 0.0))
-    logits[rows, token_ids] = used.clamp_(max=torch.finfo(torch.float32).max)
+    is_positive = used > 0
+    used[is_positive] /= repetition[is_positive]
+    used[~is_positive] *= repetition[~is_positive]
+    used -= counts * frequency
+    used -= presence * (counts > 0)
+    logits[rows, token_ids] = used.clip(max=_LARGEST)

@@ -17,11 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NOISE_FLOOR = -1e30
+from .noise import M0, M1, NOISE_FLOOR, ROUNDS, W0, W1
+
 _MASK = 0xFFFFFFFF
-_M0, _M1 = 0xD2511F53, 0xCD9E8D57
-_W0, _W1 = 0x9E3779B9, 0xBB67AE85
-_ROUNDS = 10
 _CACHED_COUNTERS = 1 << 14
 """Counters handled at once on a CPU: the words of so many, 128 KiB each, stay in its second-level cache."""
 
@@ -31,13 +29,13 @@ def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor
     The results may be of smaller shapes that broadcast, never of the arguments' memory."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         # In the first rounds most of these are one number a row; they grow to the full shape only where they must.
         # c1 and c3 keep the high half of their product: one mask after the exclusive-or takes out all high halves.
-        p0, p1 = c0 * _M0, c2 * _M1
+        p0, p1 = c0 * M0, c2 * M1
         c0, c2 = _mix(p1, c1, k0), _mix(p0, c3, k1)
         c1, c3 = p1, p0
-        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+        k0, k1 = (k0 + W0) & _MASK, (k1 + W1) & _MASK
     return c0, c1.bitwise_and_(_MASK), c2, c3.bitwise_and_(_MASK)
 
 

@@ -104,14 +104,13 @@ def plant_in_server() -> None:
 def plant_in_worker() -> None:
     import numpy as np
 
-    from callboard.execution import runner
     from callboard.execution.compiled_forward import CompiledForward
-    from callboard.execution.forward import TorchForward
+    from callboard.execution.host_sampler import HostSampler
     from callboard.execution.logit_changes import LogitChanges
-    from callboard.execution.runner import ModelRunner
+    from callboard.execution.torch_forward import TorchForward
+    from callboard.execution.torch_sampler import TorchSampler
 
-    batch = ModelRunner._sampling_batch
-    change, logprobs, of_prompts = LogitChanges.change, runner.sampled_logprobs, runner.prompt_logprobs
+    change = LogitChanges.change
 
     def has(batch: Any, rows: Any, place: str) -> bool:
         return bool((batch.sampling.seed[rows] == np.uint64(seed_of(place))).any())
@@ -126,32 +125,32 @@ def plant_in_worker() -> None:
 
         kind.hidden_states = faulty_forward
 
-    def faulty_batch(self: ModelRunner, inputs: Any) -> Any:
-        if has(self.batch, inputs.sample_rows, "sample"):
-            fail("sample")
-        return batch(self, inputs)
-
     def faulty_change(self: Any, logits: Any, inputs: Any) -> Any:
         if has(self._batch, inputs.sample_rows, "penalties"):
             fail("penalties")
         return change(self, logits, inputs)
 
-    def faulty_logprobs(step: Any, sampled: Any, rows: Any, arrays: Any) -> Any:
-        if (arrays.seed[rows] == np.uint64(seed_of("logprobs"))).any():
-            fail("logprobs")
-        return logprobs(step, sampled, rows, arrays)
+    def plant_in_sampler(kind: Any) -> None:
+        sample, of_prompts = kind.sample, kind.prompt_logprobs
 
-    def faulty_prompts(pieces: Any, *arguments: Any) -> Any:
-        if pieces.num_top == PLANTED_TOP:
-            fail("prompt logprobs")
-        return of_prompts(pieces, *arguments)
+        def faulty_sample(self: Any, hidden: Any, inputs: Any) -> Any:
+            for place in ("sample", "logprobs"):
+                if has(self._batch, inputs.sample_rows, place):
+                    fail(place)
+            return sample(self, hidden, inputs)
 
-    for kind in (TorchForward, CompiledForward):
-        plant_in_forward(kind)
-    ModelRunner._sampling_batch = faulty_batch  # type: ignore[method-assign]
+        def faulty_prompts(self: Any, pieces: Any, hidden: Any) -> Any:
+            if pieces.num_top == PLANTED_TOP:
+                fail("prompt logprobs")
+            return of_prompts(self, pieces, hidden)
+
+        kind.sample, kind.prompt_logprobs = faulty_sample, faulty_prompts
+
+    for forward_kind in (TorchForward, CompiledForward):
+        plant_in_forward(forward_kind)
+    for sampler_kind in (TorchSampler, HostSampler):
+        plant_in_sampler(sampler_kind)
     LogitChanges.change = faulty_change  # type: ignore[method-assign]
-    runner.sampled_logprobs = faulty_logprobs
-    runner.prompt_logprobs = faulty_prompts
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from callboard.checkpoints.shape import ModelShape
-from callboard.execution.forward import TorchForward
 from callboard.execution.runner import ModelRunner
+from callboard.execution.torch_forward import TorchForward
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.messages.steps import NewRow, StepPlan
 
@@ -189,10 +189,16 @@ def make_plan_maker():
 
 
 @pytest.fixture
-def make_runner(llama):
+def forward_kind():
+    """Whose sampler computes with torch; `host_forward.both_samplers` takes the other one too."""
+    return TorchForward
+
+
+@pytest.fixture
+def make_runner(llama, forward_kind):
     def make(num_blocks=64, max_num_seqs=8, max_model_len=120, kv_dtype=torch.float32, model=None):
         runner = ModelRunner(
-            TorchForward(model or PagedLlama(llama), num_blocks=num_blocks, block_size=BLOCK_SIZE, kv_dtype=kv_dtype),
+            forward_kind(model or PagedLlama(llama), num_blocks=num_blocks, block_size=BLOCK_SIZE, kv_dtype=kv_dtype),
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
         )

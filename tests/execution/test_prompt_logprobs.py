@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard.execution.null_runner import NullRunner
+from callboard.tests.execution.host_forward import both_samplers
 
 VOCAB = 101
 
@@ -58,10 +59,12 @@ def check(found, run, prompt, num_top, values):
         np.testing.assert_allclose(row[top_ids[:num_top]], row[best], atol=1e-4)
 
 
+@both_samplers
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 16, 40])
 @pytest.mark.parametrize("prompt_logits", [1, 5 * VOCAB, 1 << 21])
 def test_every_chunking(make_runner, plan_maker, expected, make_prompt, monkeypatch, chunk, prompt_logits):
     monkeypatch.setattr("callboard.execution.prompt_logprobs.PROMPT_LOGITS", prompt_logits)
+    monkeypatch.setattr("callboard.execution.host_sampler.PIECE_LOGITS", prompt_logits)
     prompt, runner, found = make_prompt(1, 23), make_runner(), {}
     plan_maker.place(2, prompt, num_blocks=0, prompt_logprobs=4)
     for start in range(0, 23, chunk):
@@ -71,6 +74,7 @@ def test_every_chunking(make_runner, plan_maker, expected, make_prompt, monkeypa
     check(found, plan_maker.rows[2].run, prompt, 4, expected(prompt))
 
 
+@both_samplers
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_chunks_and_batch_mates(make_runner, make_plan_maker, expected, make_prompt, data):
@@ -99,6 +103,7 @@ def test_any_chunks_and_batch_mates(make_runner, make_plan_maker, expected, make
             check(found, run, prompt, num_top, expected(prompt))
 
 
+@both_samplers
 def test_output_tokens_of_a_preempted_row_have_none(make_runner, plan_maker, expected, make_prompt):
     prompt, runner = make_prompt(5, 9), make_runner()
     plan_maker.place(0, [*prompt, 3, 4, 5], num_prompt_tokens=9, prompt_logprobs=2)
@@ -106,6 +111,7 @@ def test_output_tokens_of_a_preempted_row_have_none(make_runner, plan_maker, exp
     check(found, plan_maker.rows[0].run, prompt, 2, expected(prompt))
 
 
+@both_samplers
 def test_a_prompt_of_one_token_has_none(make_runner, plan_maker):
     plan_maker.place(0, [5], prompt_logprobs=2)
     assert make_runner().run(plan_maker.plan([(0, 0, 1, True)])).prompt_logprobs is None

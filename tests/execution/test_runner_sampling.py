@@ -17,6 +17,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from callboard.tests.execution.host_forward import both_samplers
+
+pytestmark = both_samplers
+
 VOCAB = 101
 
 

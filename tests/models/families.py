@@ -13,8 +13,8 @@ import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
 from callboard.checkpoints import ModelShape, read_shape, resolve_checkpoint
-from callboard.execution.forward import TorchForward
 from callboard.execution.runner import ModelRunner
+from callboard.execution.torch_forward import TorchForward
 from callboard.mailbox.messages.admission import Admit
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.messages.steps import StepPlan

@@ -19,8 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from callboard.actors import worker  # noqa: F401 - a worker's process has imported it
 from callboard.actors.launch import Launch, prepare_launch
-from callboard.execution.forward import TorchForward
 from callboard.execution.runner import ModelRunner
+from callboard.execution.torch_forward import TorchForward
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.messages.steps import NewRow, StepPlan
 from callboard.models.load import load_model

@@ -1,0 +1,110 @@
+"""Sampling on numpy's arrays, row by row, for a model that is compiled for the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.cpu.quantized_rows import Float32s
+from ..kernels.cpu.sampling import choose, kept_threshold, logprobs_of, most_likely, process_temperature
+from ..mailbox.messages.steps import PromptLogprobs, StepPlan
+from .input_batch import InputBatch, Int32s
+from .logit_changes import LogitChanges
+from .logprob_arrays import LogprobArrays
+from .prepare_inputs import StepInputs
+from .prompt_pieces import PromptPieces
+from .sampler import Sampled
+
+PIECE_LOGITS = 1 << 21
+"""Logits whose log-probabilities are made at a time, in whole rows."""
+
+
+class HostSampler:
+    """`compute_logits`: [k, hidden_size] -> float32 [k, vocab_size], valid until the next call."""
+
+    def __init__(self, compute_logits: Callable[[Float32s], Float32s], batch: InputBatch, vocab_size: int) -> None:
+        self._compute_logits, self._batch, self._vocab_size = compute_logits, batch, vocab_size
+        self.logit_changes = LogitChanges(batch, vocab_size, lambda array: array)
+
+    def apply(self, plan: StepPlan) -> None:
+        self.logit_changes.apply(plan)
+
+    def clear(self) -> None:
+        self.logit_changes.clear()
+
+    def sample(self, hidden: Float32s, inputs: StepInputs) -> Sampled:
+        logits = self._compute_logits(hidden[inputs.last_tokens])
+        with np.errstate(all="ignore"):  # what requests ask for may be infinite
+            raw = self.logit_changes.change(logits, inputs)
+            token_ids = self._choose(logits, inputs)
+            return Sampled(token_ids, self._logprobs(logits, raw, token_ids, inputs))
+
+    def prompt_logprobs(self, pieces: PromptPieces, hidden: Float32s) -> PromptLogprobs:
+        arrays = LogprobArrays(pieces.token_ids.size, pieces.num_top, self._vocab_size)
+        ranks = np.empty(pieces.token_ids.size, np.int32)
+        at_once = self._rows_at_once()
+        for start in range(0, ranks.size, at_once):
+            part = slice(start, start + at_once)
+            logits, token_ids = self._compute_logits(hidden[pieces.predictors[part]]), pieces.token_ids[part]
+            ranks[part] = 1 + (logits > logits[np.arange(len(logits)), token_ids, None]).sum(axis=1)
+            _fill(arrays, start, logits, token_ids)
+        return pieces.encode(arrays.logprobs, ranks, arrays.top_ids, arrays.top_logprobs)
+
+    def _choose(self, logits: Float32s, inputs: StepInputs) -> Int32s:
+        """int32 [k]"""
+        arrays, rows = self._batch.sampling, inputs.sample_rows
+        token_ids = np.empty(rows.size, np.int32)
+        for index, row in enumerate(rows.tolist()):
+            if not arrays.temperature[row]:
+                token_ids[index] = logits[index].argmax()
+                continue
+            processed, threshold = self._processed(logits[index], row)
+            place = int(inputs.sample_positions[index]) - int(self._batch.index_origins[row])
+            token_ids[index] = choose(processed, threshold, int(arrays.seed[row]), place, int(arrays.choice[row]))
+        return token_ids
+
+    def _processed(self, logits: Float32s, row: int) -> tuple[Float32s, np.float32]:
+        """(float32 [vocab] after temperature, the least that filters keep) of a row; a greedy row's as they come."""
+        arrays = self._batch.sampling
+        temperature = float(arrays.temperature[row])
+        if not temperature:
+            return process_temperature(logits, 1.0), np.float32(-np.inf)
+        processed = process_temperature(logits, temperature)
+        filters = int(arrays.top_k[row]), float(arrays.top_p[row]), float(arrays.min_p[row])
+        return processed, kept_threshold(processed, *filters)
+
+    def _logprobs(
+        self, logits: Float32s, raw: dict[int, Float32s], token_ids: Int32s, inputs: StepInputs
+    ) -> dict[str, bytes]:
+        arrays, rows = self._batch.sampling, inputs.sample_rows
+        asking = np.flatnonzero(arrays.has_logprobs[rows])
+        if not asking.size:
+            return {}
+        gathered = LogprobArrays(asking.size, int(arrays.num_logprobs[rows[asking]].max()), self._vocab_size)
+        at_once = self._rows_at_once()
+        for start in range(0, asking.size, at_once):
+            indexes = asking[start : start + at_once]
+            wanted = np.stack([self._wanted(logits, raw, int(index), int(rows[index])) for index in indexes])
+            _fill(gathered, start, wanted, token_ids[indexes])
+        return gathered.fields(asking)
+
+    def _wanted(self, logits: Float32s, raw: dict[int, Float32s], index: int, row: int) -> Float32s:
+        """float32 [vocab]: what a row wants the log-probabilities of."""
+        if not self._batch.sampling.has_processed_logprobs[row]:
+            return raw.get(index, logits[index])
+        processed, threshold = self._processed(logits[index], row)
+        processed[processed < threshold] = -np.inf
+        return processed
+
+    def _rows_at_once(self) -> int:
+        return max(1, PIECE_LOGITS // self._vocab_size)
+
+
+def _fill(
+    arrays: LogprobArrays, start: int, logits: Float32s, token_ids: NDArray[np.int32] | NDArray[np.int64]
+) -> None:
+    """Tokens start .. start + n - 1. logits: [n, vocab]; token_ids: [n]."""
+    logprobs = logprobs_of(logits)
+    arrays.put(start, logprobs[np.arange(len(logprobs)), token_ids], *most_likely(logprobs, arrays.num_top))

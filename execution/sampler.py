@@ -1,0 +1,47 @@
+"""What becomes of a step's hidden states: tokens, and the log-probabilities that requests want.
+
+Where the forward pass computes with torch so does its sampler (`torch_sampler`); that of a model that is compiled for
+the CPU works on numpy's arrays (`host_sampler`), so that its process needs no torch. Both follow the same formulas and
+draw from the same noise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from ..mailbox.messages.steps import PromptLogprobs, StepPlan
+from .input_batch import Int32s
+from .prepare_inputs import StepInputs
+from .prompt_pieces import PromptPieces
+
+Array = Any
+"""A tensor of the model's device, or an array: what a forward pass returns, its sampler takes."""
+
+
+class Sampled(NamedTuple):
+    """Of the k rows of a step that sample."""
+
+    token_ids: Int32s
+    """[k]"""
+    logprobs: dict[str, bytes]
+    """The fields of `StepResult` about log-probabilities; empty if no row asks."""
+
+
+class Sampler(Protocol):
+    """Follows the rows of one persistent batch."""
+
+    def apply(self, plan: StepPlan) -> None:
+        """The batch has applied the plan."""
+        ...
+
+    def clear(self) -> None:
+        """Forget every row."""
+        ...
+
+    def sample(self, hidden: Array, inputs: StepInputs) -> Sampled:
+        """hidden: [t, hidden_size] of the step; some row samples."""
+        ...
+
+    def prompt_logprobs(self, pieces: PromptPieces, hidden: Array) -> PromptLogprobs:
+        """hidden: as above."""
+        ...
