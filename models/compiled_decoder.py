@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from math import sqrt
 
@@ -14,6 +15,7 @@ from ..kernels.cpu import decoder_step as kernels
 from ..kernels.cpu.attention import make_scratch
 from ..kernels.cpu.linear import FINE_FROM, fields_of, make_rows
 from ..kernels.cpu.packing import PackedMatrix
+from ..kernels.cpu.panels import PANELS
 from ..kernels.cpu.quantized_rows import Float32s
 from ..kernels.cpu.team import Team
 from .decoder_weights import Layer, Weights, gather_weights
@@ -128,10 +130,20 @@ def load_compiled_model(
 ) -> CompiledDecoder:
     """As `load_model`, for a dtype of `weight_formats.PACKED_DTYPES`."""
     family = model_family(shape.architecture)
-    form = PackedForm(held_bits(dtype, shape, stored_types(checkpoint, shape)))
+    bits = held_bits(dtype, shape, stored_types(checkpoint, shape))
+    kernels_load = threading.Thread(target=_load_panels, args=(frozenset(bits.values()),), daemon=True)
+    kernels_load.start()  # in Python, while numpy packs weights, which lets others run
+    form = PackedForm(bits)
     pieces = read_pieces(checkpoint, shape, family.tensor_shapes(shape), progress, quantized=True)
     weights = gather_weights(shape, family.stacks, family.norm_offset, pieces, form)
+    kernels_load.join()
     return CompiledDecoder(shape, family, weights, max_model_len, num_threads, activation_bits)
+
+
+def _load_panels(bits: frozenset[int]) -> None:
+    """Compile them or, as a rule, read what was compiled once."""
+    for each in bits:
+        PANELS[each]()
 
 
 def _capacity(num_rows: int) -> int:

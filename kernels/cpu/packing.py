@@ -131,10 +131,10 @@ class MatrixPacker:
         if not isinstance(rows, QuantizedRows):
             rows = quantize(rows, self._bits)
         num_panels = len(rows.q) // PANEL
-        quads = rows.q.reshape(num_panels, PANEL, -1, 4).transpose(0, 2, 1, 3)
+        quads = np.ascontiguousarray(rows.q).view(np.uint32).reshape(num_panels, PANEL, -1).transpose(0, 2, 1)
         if self._bits == 4:
-            quads = quads[:, 0::2] | quads[:, 1::2] << 4
-        self._write(first_panel, np.ascontiguousarray(quads).reshape(num_panels, -1))
+            quads = quads[:, 0::2] | quads[:, 1::2] << np.uint32(4)  # in all four bytes: none has more than four bits
+        self._write(first_panel, np.ascontiguousarray(quads).view(np.uint8).reshape(num_panels, -1))
         for target, source in ((self._d, rows.d), (self._m, rows.m)):
             panels = source.reshape(num_panels, PANEL, -1).transpose(0, 2, 1)
             target[first_panel : first_panel + num_panels] = panels
