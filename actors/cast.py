@@ -11,23 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StartFailed
-from ..journal import JournalWriter
 from ..mailbox import Inbox, LocalOutbox, Outbox, ZmqOutbox
 from ..mailbox.messages.admission import TokenizerToScheduler
 from ..mailbox.messages.control import Attach, Gone, Settled, Start
 from ..mailbox.messages.requests import TokenizerToFrontend
-from ..scheduling import Scheduler, SchedulerLimits, SchedulerStatistics
+from ..scheduling.limits import SchedulerLimits
+from ..scheduling.statistics import SchedulerStatistics
 from ..shm_queue import START_PHASES, BoardLayout, BoardReader, BoardWriter, Phase, ProgressPage, close_board
 from ..topology import Topology, kind_of, max_plan_tokens
 from .base import Actor, run_actor
 from .faults import Faults
-from .frontend import Frontend
 from .frontend_api import ActorStart, Health
-from .scheduler import SchedulerActor
-from .scheduler_journal import SchedulerJournal
 from .sender import Sender
 
 if TYPE_CHECKING:
+    from ..scheduling.scheduler import Scheduler
+    from .frontend import Frontend
+    from .scheduler import SchedulerActor
+    from .scheduler_journal import SchedulerJournal
     from .tokenizer import TokenizerActor
     from .worker import WorkerActor
 
@@ -41,7 +42,10 @@ _NOT_LIVE_AFTER = 0.5
 
 
 class Cast:
-    """Builds in dependency order: mailboxes, then actors; vocabulary and model load side by side."""
+    """Builds in dependency order: mailboxes, then actors; vocabulary and model load side by side.
+
+    A kind of actor is imported where there is one.
+    """
 
     def __init__(self, start: Start, fds: dict[str, int]) -> None:
         self.process = start.process
@@ -118,6 +122,9 @@ class Cast:
         return senders
 
     def _make_scheduler(self, name: str) -> None:
+        from ..scheduling.scheduler import Scheduler
+        from .scheduler import SchedulerActor
+
         topology = self._start.topology
         section, kv_cache = topology.scheduler, topology.kv_cache
         limits = SchedulerLimits(
@@ -154,6 +161,9 @@ class Cast:
         section = self._start.topology.journal
         if section is None:
             return None
+        from ..journal.writer import JournalWriter
+        from .scheduler_journal import SchedulerJournal
+
         stem = Path(section.path).expanduser()
         writer = JournalWriter(stem, section.max_bytes, limits, time.monotonic_ns(), scheduler.snapshot)
         if writer.failure is not None and self._start.incarnation <= 1:
@@ -213,6 +223,8 @@ class Cast:
         close_board(fds)
 
     def _make_frontend(self, name: str) -> None:
+        from .frontend import Frontend
+
         start = self._start
         faults = Faults(name)
         frontend = Frontend(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,13 +14,17 @@ from ..mailbox import Inbox
 from ..mailbox.messages.admission import SchedulerToTokenizer, TokenizerToScheduler
 from ..mailbox.messages.requests import Explain, Explanation
 from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
-from ..scheduling import Event, Scheduler, SchedulerStatistics, TokenizerGone, WorkerAttached, WorkerGone
+from ..scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
 from ..scheduling.leak_ledger import MAX_LOGGED
+from ..scheduling.scheduler import Scheduler
+from ..scheduling.statistics import SchedulerStatistics
 from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressLine
 from .faults import Faults
 from .log import log_event
-from .scheduler_journal import SchedulerJournal
 from .sender import Sender
+
+if TYPE_CHECKING:
+    from .scheduler_journal import SchedulerJournal
 
 _IDLE_CHECK_AFTER_S = 1.0
 """The integrity check comes when nothing has run or waited for so long."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from ..journal import JournalWriter
+from ..journal.writer import JournalWriter
 from ..mailbox.messages.steps import StepPlan
-from ..scheduling import Event
+from ..scheduling.events import Event
 from .log import log_event
 
 FLUSH_AFTER_S = 1.0

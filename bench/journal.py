@@ -25,12 +25,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ..journal import JournalWriter
-from ..journal.writer import BATCH_CALLS
+from ..journal.writer import BATCH_CALLS, JournalWriter
 from ..mailbox.messages.admission import Admit
 from ..mailbox.messages.sampling import SamplingParams
 from ..mailbox.messages.steps import StepPlan, StepResult
-from ..scheduling import Scheduler, SchedulerLimits, WorkerAttached
+from ..scheduling.events import WorkerAttached
+from ..scheduling.limits import SchedulerLimits
+from ..scheduling.scheduler import Scheduler
 from .journal_in_engine import running_engines
 from .machine import describe_machine
 

@@ -21,9 +21,10 @@ from pathlib import Path
 
 import msgspec
 
-from ..journal import JournalFile, Replay
 from ..journal.files import files_of
-from ..scheduling import SchedulerStatistics
+from ..journal.reader import JournalFile
+from ..journal.replay import Replay
+from ..scheduling.statistics import SchedulerStatistics
 from .machine import describe_machine
 from .recorded_run import RecordedRun
 

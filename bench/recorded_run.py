@@ -9,14 +9,16 @@ from random import Random
 import msgspec
 import numpy as np
 
-from ..journal import JournalWriter
 from ..journal.plan_rows import expected_rows
+from ..journal.writer import JournalWriter
 from ..mailbox.messages.admission import Admit, Stop
 from ..mailbox.messages.drafts import Drafts
 from ..mailbox.messages.requests import Abort
 from ..mailbox.messages.sampling import SamplingParams
 from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
-from ..scheduling import Event, Scheduler, SchedulerLimits, TokenizerGone, WorkerAttached, WorkerGone
+from ..scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
+from ..scheduling.limits import SchedulerLimits
+from ..scheduling.scheduler import Scheduler
 
 _ENCODER = msgspec.msgpack.Encoder()
 _STEPS_A_LOOK = 4

@@ -17,7 +17,9 @@ from ..journal.plan_rows import expected_rows
 from ..mailbox.messages.admission import Admit
 from ..mailbox.messages.sampling import SamplingParams
 from ..mailbox.messages.steps import StepPlan, StepResult
-from ..scheduling import Event, Scheduler, SchedulerLimits, WorkerAttached
+from ..scheduling.events import Event, WorkerAttached
+from ..scheduling.limits import SchedulerLimits
+from ..scheduling.scheduler import Scheduler
 from .machine import describe_machine
 
 ROWS, WAITING, BLOCKS = 256, 1000, 20_000

@@ -25,7 +25,9 @@ import numpy as np
 from ..mailbox.messages.admission import Admit, TokenDeltas
 from ..mailbox.messages.sampling import SamplingParams
 from ..mailbox.messages.steps import NewRow, StepPlan, StepResult
-from ..scheduling import Scheduler, SchedulerLimits, WorkerAttached
+from ..scheduling.events import WorkerAttached
+from ..scheduling.limits import SchedulerLimits
+from ..scheduling.scheduler import Scheduler
 from .machine import describe_machine
 
 WARM_UP_STEPS = 20

@@ -20,8 +20,8 @@ from ..errors import CallboardError, EngineFailure, InvalidRequest, StartFailed
 from ..topology import Topology, load_topology
 from ..topology.plan import split_kind
 from ..topology.schema import NULL_DEVICE
-from .screens import ProgressBars
 from .serve import CHILD_COMMAND
+from .shown_progress import shown_progress
 
 _PROMPT = "Is anybody there?"
 _NUM_TOKENS = 8
@@ -33,7 +33,7 @@ def dry_run(file: Path, overrides: Sequence[str]) -> int:
     Returns the exit status. Raises StartFailed, also for a request that fails.
     """
     topology = _without_model(load_topology(file, overrides))
-    with ProgressBars() as bars:
+    with shown_progress() as bars:
         launch = prepare_launch(topology, progress=bars)
     return asyncio.run(_run(launch))
 

@@ -10,13 +10,15 @@ from pathlib import Path
 import msgspec
 
 from ..errors import ConfigError
-from ..journal import Difference, JournalFile, Replay, runs_of
 from ..journal.arrivals import Arrivals
 from ..journal.outcomes import Outcomes
 from ..journal.plan_text import RunNames, plan_lines
+from ..journal.reader import JournalFile
+from ..journal.replay import Difference, Replay, runs_of
 from ..journal.step_model import StepTimes
 from ..journal.what_if import WhatIf, what_if
-from ..scheduling import SchedulerLimits, SchedulerStatistics
+from ..scheduling.limits import SchedulerLimits
+from ..scheduling.statistics import SchedulerStatistics
 from .ledger_screen import format_ledger
 from .what_if_screen import Column, comparison_lines
 

@@ -11,7 +11,7 @@ from ..actors.launch import Launch, prepare_launch
 from ..actors.supervisor import Supervisor, watch_signals
 from ..errors import ConfigError
 from ..topology import Topology, load_topology, topology_from
-from .screens import ProgressBars
+from .shown_progress import shown_progress
 
 CHILD_COMMAND = (sys.executable, "-P", "-m", "callboard.cli.child")
 
@@ -19,7 +19,7 @@ CHILD_COMMAND = (sys.executable, "-P", "-m", "callboard.cli.child")
 def serve_topology(model: str | None, file: Path | None, overrides: Sequence[str]) -> int:
     """Serve until stopped; returns the exit status. Raises StartFailed."""
     topology = read_topology(file, model, overrides)
-    with ProgressBars() as bars:
+    with shown_progress() as bars:
         launch = prepare_launch(topology, progress=bars)
     return asyncio.run(_serve(launch))
 
@@ -34,7 +34,7 @@ def read_topology(file: Path | None, model: str | None, overrides: Sequence[str]
 
 
 async def _serve(launch: Launch) -> int:
-    with ProgressBars() as bars:
+    with shown_progress() as bars:
         supervisor = Supervisor(launch, CHILD_COMMAND, on_loading=bars.loading)
         watch_signals(supervisor)
         await supervisor.start()

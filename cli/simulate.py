@@ -11,7 +11,7 @@ import msgspec
 from ..checkpoints import ModelShape, read_shape, resolve_checkpoint
 from ..checkpoints.resolve import DUMMY
 from ..errors import ConfigError
-from ..scheduling import SchedulerLimits
+from ..scheduling.limits import SchedulerLimits
 from ..simulation import (
     ControlTimes,
     History,

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ConfigError
-from ..journal import JournalFile, Observer, Replay, runs_of
-from ..scheduling import SchedulerLimits
+from ..journal.reader import JournalFile
+from ..journal.replay import Observer, Replay, runs_of
+from ..scheduling.limits import SchedulerLimits
 from ..simulation import ControlTimes, FittedSteps, fit
 from ..simulation.measured_steps import MeasuredSteps
 from ..simulation.periods import Period, parse_period

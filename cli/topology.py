@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ..actors.launch import prepare_launch
 from ..topology import as_ascii, load_topology, read_topology, render_ledger, render_topology
-from .screens import ProgressBars, plain
+from .screens import plain
+from .shown_progress import shown_progress
 from .topology_check import examine
 
 
@@ -18,7 +19,7 @@ def check(file: Path, overrides: Sequence[str]) -> int:
     Raises ConfigError for a file that is no TOML.
     """
     reading = read_topology(file, overrides)
-    with ProgressBars() as bars:
+    with shown_progress() as bars:
         launch, problems = examine(reading, str(file.parent), bars)
     for problem in sorted(problems, key=lambda problem: reading.places.line_of(problem.path) or 0):
         kind = "warning" if problem.is_warning else "error"
@@ -34,7 +35,7 @@ def check(file: Path, overrides: Sequence[str]) -> int:
 def show(file: Path, overrides: Sequence[str]) -> int:
     """The drawing, with the ledger of this machine."""
     topology = load_topology(file, overrides)
-    with ProgressBars() as bars:
+    with shown_progress() as bars:
         launch = prepare_launch(topology, progress=bars)
     _print(render_topology(launch.topology, launch.shape, launch.ledger).rstrip("\n"))
     return 0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..journal.outcomes import Outcome, latencies_of
 from ..journal.step_model import StepModel
-from ..scheduling import SchedulerStatistics
+from ..scheduling.statistics import SchedulerStatistics
 
 
 class Column(NamedTuple):

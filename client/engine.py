@@ -16,22 +16,24 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 
 from ..actors.run_directory import RunDirectory
 from ..errors import CallboardError
 from ..topology import Topology, load_topology, topology_from
-from .async_client import AsyncClient
-from .batch import BatchResult, ProgressSink, run_batch
-from .delta_stream import DeltaStream
-from .deltas import Answer
 from .engine_process import EngineProcess, private_file
 from .params import Call, ChatParams, CompletionParams, Messages, Prompt
-from .session import Session
 from .timeouts import NO_LIMITS
 from .topology_text import override_texts, topology_text
+
+if TYPE_CHECKING:
+    from .async_client import AsyncClient
+    from .batch import BatchResult, ProgressSink
+    from .delta_stream import DeltaStream
+    from .deltas import Answer
+    from .session import Session
 
 _STOP_GRACE_S = 60.0
 """Beyond the drain's own time: for the aborts, and for each process's end."""
@@ -96,6 +98,8 @@ class Engine:
             key = secrets.token_urlsafe(32)
             file = self._write_topology(self._directory.path, key)
             self._process = EngineProcess(["--topology", file])
+            from .async_client import AsyncClient  # its HTTP library is loaded while the engine starts
+
             self.url = await self._process.wait_ready()
             self._client = AsyncClient(self.url, key, timeouts=NO_LIMITS)  # the kernel tells of the engine's death
         except BaseException:
@@ -161,6 +165,8 @@ class Engine:
         at. `each`: for each prompt what goes before `params`. `progress`: a bar with tokens/s on standard error, or a
         function that is told. `max_concurrency`: so many at once; default: twice as many as the engine runs.
         """
+        from .batch import run_batch
+
         client = self.client
         Call(params, CompletionParams.__optional_keys__, NO_LIMITS)  # a wrong name is told once, not by each prompt
 
@@ -180,6 +186,8 @@ class Engine:
         **params: Unpack[ChatParams],
     ) -> list[BatchResult]:
         """Answer every conversation; else as `generate_all`."""
+        from .batch import run_batch
+
         client = self.client
         Call(params, ChatParams.__optional_keys__, NO_LIMITS)
 

@@ -93,7 +93,8 @@ class HostSampler:
     def _wanted(self, logits: Float32s, raw: dict[int, Float32s], index: int, row: int) -> Float32s:
         """float32 [vocab]: what a row wants the log-probabilities of."""
         if not self._batch.sampling.has_processed_logprobs[row]:
-            return raw.get(index, logits[index])
+            own: Float32s = raw.get(index, logits[index])
+            return own
         processed, threshold = self._processed(logits[index], row)
         processed[processed < threshold] = -np.inf
         return processed

@@ -1,7 +1,4 @@
-"""Every input of the scheduler in a file, and what can be done with it: replay, questions, what-if."""
+"""Every input of the scheduler in a file, and what can be done with it: replay, questions, what-if.
 
-from .reader import JournalFile
-from .replay import Difference, Observer, Replay, runs_of
-from .writer import JournalWriter
-
-__all__ = ["Difference", "JournalFile", "JournalWriter", "Observer", "Replay", "runs_of"]
+Nothing is imported here: an engine without a journal reads none of it.
+"""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
-from .state import SchedulerState
+if TYPE_CHECKING:
+    from .state import SchedulerState
 
 
 class SchedulerStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False):

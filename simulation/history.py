@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..mailbox.messages.steps import NewRow, StepResult
-from ..scheduling import SchedulerStatistics
 from ..scheduling.deltas import Outgoing
+from ..scheduling.statistics import SchedulerStatistics
 from .trace import Trace
 
 REFUSED = "refused"

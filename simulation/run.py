@@ -19,8 +19,10 @@ import numpy as np
 
 from ..mailbox.messages.admission import Admit
 from ..mailbox.messages.sampling import SamplingParams
-from ..scheduling import Event, Scheduler, SchedulerLimits, WorkerAttached
+from ..scheduling.events import Event, WorkerAttached
+from ..scheduling.limits import SchedulerLimits
 from ..scheduling.row_arrays import ONE
+from ..scheduling.scheduler import Scheduler
 from .device_line import ControlTimes, DeviceLine
 from .history import History, HistoryRecorder
 from .prompts import prompt_token_ids

@@ -8,7 +8,7 @@ from itertools import product
 import msgspec
 
 from ..errors import ConfigError
-from ..scheduling import SchedulerLimits
+from ..scheduling.limits import SchedulerLimits
 from ..topology.schema import KVCacheSection, SchedulerSection
 
 Settings = Mapping[str, str]

@@ -16,8 +16,8 @@ from callboard.actors.tokenizer import TokenizerActor, TokenizerInbound
 from callboard.mailbox import Inbox
 from callboard.mailbox.messages.admission import TokenizerToScheduler
 from callboard.mailbox.messages.requests import TokenizerToFrontend
-from callboard.scheduling import Scheduler
 from callboard.scheduling.limits import SchedulerLimits
+from callboard.scheduling.scheduler import Scheduler
 from callboard.scheduling.statistics import SchedulerStatistics
 from callboard.shm_queue.progress import LINE_WORDS, ProgressLine
 from callboard.tests.actors.delivery_parts import TOKEN_BYTES, Threads, Turn, make_tokenizer

@@ -23,9 +23,9 @@ from callboard.errors import Overloaded
 from callboard.mailbox.messages.admission import Admit
 from callboard.mailbox.messages.requests import TextPrompt
 from callboard.mailbox.messages.sampling import SamplingParams
-from callboard.scheduling import Scheduler
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.request import RequestKey
+from callboard.scheduling.scheduler import Scheduler
 from callboard.scheduling.statistics import SchedulerStatistics
 from callboard.shm_queue import mark_of
 from callboard.tests.actors.delivery_actors import SCHEDULER, make_frontend, make_scheduler_actor, make_tokenizer_actor

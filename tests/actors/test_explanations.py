@@ -17,7 +17,8 @@ from callboard.mailbox import Inbox, LocalOutbox
 from callboard.mailbox.messages.admission import SchedulerToTokenizer, TokenizerToScheduler
 from callboard.mailbox.messages.requests import Abort, Explain, Explanation, RequestLedger, WaitTime
 from callboard.mailbox.messages.steps import StepPlan
-from callboard.scheduling import Event, Scheduler
+from callboard.scheduling.events import Event
+from callboard.scheduling.scheduler import Scheduler
 from callboard.shm_queue.progress import LINE_WORDS, ProgressLine
 from callboard.tests.actors.frontend_rig import FrontendRig
 from callboard.tests.actors.tokenizer_rig import TokenizerRig

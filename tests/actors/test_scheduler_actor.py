@@ -17,7 +17,7 @@ from callboard.mailbox import Inbox, LocalOutbox
 from callboard.mailbox.messages.admission import Admit, SchedulerToTokenizer, TokenizerToScheduler
 from callboard.mailbox.messages.requests import Explain, Explanation, Refused
 from callboard.mailbox.messages.steps import StepPlan
-from callboard.scheduling import Scheduler
+from callboard.scheduling.scheduler import Scheduler
 from callboard.scheduling.statistics import SchedulerStatistics
 from callboard.shm_queue import Phase
 from callboard.shm_queue.progress import LINE_WORDS, ProgressLine

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from callboard.journal import JournalFile, JournalWriter, Replay
 from callboard.journal.files import files_of
+from callboard.journal.reader import JournalFile
+from callboard.journal.replay import Replay
+from callboard.journal.writer import JournalWriter
 from callboard.mailbox.messages.steps import StepPlan
 from callboard.scheduling.events import Event
 from callboard.scheduling.limits import SchedulerLimits

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.errors import ConfigError
-from callboard.journal import JournalFile
 from callboard.journal.frames import FRAME_BYTES, PREFIX, frame
 from callboard.journal.packer import Packer, Taken
 from callboard.journal.plan_chain import PlanChain
+from callboard.journal.reader import JournalFile
 from callboard.journal.records import Calls, Checked, Header, Record
 from callboard.journal.unpacker import Unpacker
 from callboard.mailbox.messages.admission import AddInput, Admit, Stop

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.errors import ConfigError
-from callboard.journal import JournalFile, Replay, runs_of
 from callboard.journal.plan_text import RunNames, plan_lines
+from callboard.journal.reader import JournalFile
+from callboard.journal.replay import Replay, runs_of
 from callboard.mailbox.messages.steps import StepPlan
 from callboard.scheduling.events import Event
 from callboard.scheduling.scheduler import Scheduler

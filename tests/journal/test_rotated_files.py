@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from callboard.bench.recorded_run import RecordedRun
 from callboard.cli.main import app
 from callboard.errors import ConfigError
-from callboard.journal import JournalFile, Replay, runs_of
 from callboard.journal.frames import PREFIX, frame
+from callboard.journal.reader import JournalFile
+from callboard.journal.replay import Replay, runs_of
 from callboard.tests.journal.random_run import RandomRun
 from callboard.tests.journal.recording import opened
 

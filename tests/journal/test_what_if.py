@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 from callboard.cli.main import app
 from callboard.cli.replay import changed_limits
 from callboard.errors import ConfigError
-from callboard.journal import JournalWriter, Replay
 from callboard.journal.arrivals import Arrivals
 from callboard.journal.frames import PREFIX, Frames, frame
 from callboard.journal.outcomes import Outcome, Outcomes, latencies_of
+from callboard.journal.replay import Replay
 from callboard.journal.step_model import StepModel, StepTimes
 from callboard.journal.what_if import what_if
+from callboard.journal.writer import JournalWriter
 from callboard.mailbox.messages.admission import Admit, Stop
 from callboard.mailbox.messages.requests import Abort
 from callboard.mailbox.messages.steps import StepPlan, StepResult

@@ -13,8 +13,9 @@ import pytest
 
 from callboard.actors.scheduler_journal import SchedulerJournal
 from callboard.errors import ProtocolViolation
-from callboard.journal import JournalFile, JournalWriter
 from callboard.journal.files import FILES, RotatingFiles, files_of
+from callboard.journal.reader import JournalFile
+from callboard.journal.writer import JournalWriter
 from callboard.mailbox.messages.admission import Stop
 from callboard.tests.actors.test_scheduler_actor import Rig
 from callboard.tests.journal.recording import replayed

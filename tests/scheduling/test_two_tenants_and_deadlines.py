@@ -7,8 +7,9 @@ import pytest
 
 from callboard.mailbox.messages.admission import Admit
 from callboard.mailbox.messages.steps import StepPlan, StepResult
-from callboard.scheduling import Scheduler, WorkerAttached
+from callboard.scheduling.events import WorkerAttached
 from callboard.scheduling.limits import PolicyName, SchedulerLimits
+from callboard.scheduling.scheduler import Scheduler
 from callboard.tests.scheduling.fake_engine import Engine
 from callboard.tests.scheduling.fake_worker import make_admit, make_limits
 

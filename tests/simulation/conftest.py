@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from callboard.journal import JournalWriter
+from callboard.journal.writer import JournalWriter
 from callboard.mailbox.messages.steps import StepPlan
-from callboard.scheduling import Event, Scheduler, SchedulerLimits, WorkerAttached
+from callboard.scheduling.events import Event, WorkerAttached
+from callboard.scheduling.limits import SchedulerLimits
+from callboard.scheduling.scheduler import Scheduler
 from callboard.simulation import ControlTimes, FittedSteps, StepLoad, TraceRequest
 from callboard.simulation.run import Simulation
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from callboard.cli.main import app
 from callboard.cli.simulate_fit import parse_periods, read_recorded
 from callboard.errors import ConfigError
-from callboard.scheduling import SchedulerLimits
+from callboard.scheduling.limits import SchedulerLimits
 from callboard.simulation import FittedSteps
 from callboard.simulation.periods import Period, is_within, parse_period
 

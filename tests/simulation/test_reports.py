@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from callboard.cli.main import app
 from callboard.errors import ConfigError
-from callboard.scheduling import SchedulerLimits
+from callboard.scheduling.limits import SchedulerLimits
 from callboard.simulation import Objectives, RequestHistory, StepTimes, TraceRequest, report_of, simulate
 from callboard.simulation.plots import write_plots
 from callboard.simulation.report import e2e_ns, goodput, tpot_ns, ttft_ns

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from callboard.scheduling import SchedulerLimits
+from callboard.scheduling.limits import SchedulerLimits
 from callboard.simulation import ControlTimes, StepTimes, TraceRequest, report_of, simulate
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "golden.json").read_text())

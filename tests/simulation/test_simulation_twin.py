@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from callboard.scheduling import SchedulerLimits
+from callboard.scheduling.limits import SchedulerLimits
 from callboard.simulation import ControlTimes, StepTimes, TraceRequest, report_of, simulate
 from callboard.simulation.run import Simulation
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard.bench.llama_shape import LLAMA_3_1_8B
-from callboard.scheduling import SchedulerLimits
+from callboard.scheduling.limits import SchedulerLimits
 from callboard.simulation import (
     ControlTimes,
     History,

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from callboard.checkpoints import Checkpoint, ModelShape, read_shape
 from callboard.errors import ConfigError, NotEnoughMemory
 from callboard.mailbox.messages.steps import StepPlan
-from callboard.scheduling import Event, Scheduler, SchedulerLimits
+from callboard.scheduling.events import Event
+from callboard.scheduling.limits import SchedulerLimits
+from callboard.scheduling.scheduler import Scheduler
 from callboard.simulation import (
     DEVICES,
     ControlTimes,
