@@ -131,7 +131,7 @@ def main() -> None:
     ledger = launch.ledger
     process = peak_process_bytes(lambda: (run(), run()))
     arrays = runner.batch.token_ids.nbytes + runner.batch.block_table.nbytes
-    counts = [row.counts for row in runner.logit_changes._rows.values() if row.counts is not None]
+    counts = [row.counts for row in runner.sampler.logit_changes._rows.values() if row.counts is not None]
     arrays += sum(count.token_ids.nbytes + count.counts.nbytes for count in counts)
     fixed = process_bytes_of(("worker",), launch.shape) + kept_bytes_of(ledger.weight_bytes, ledger.activation_bytes)
     counted = {
