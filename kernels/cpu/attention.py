@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .attention_tiles import call_tile, fetch_line, score_bfloat16, score_float32, sum_bfloat16, sum_float32
+from .attention_tiles import call_tile, score_bfloat16, score_float32, sum_bfloat16, sum_float32
 from .chunk_tiles import TILE_KEYS, TURNED, maxima, turn_floats, turn_halves
 from .compiled import compiled
 from .floats import exp, narrow, widen
@@ -82,31 +82,27 @@ def attend_token(q, kv_head, keys, values, blocks, first, last, scale, scratch, 
     out[:] = _ZERO
     for is_sum in range(2):
         cache = values if is_sum else keys
-        base, block_bytes, head_bytes = cache.ctypes.data, cache.strides[0], cache.strides[1]
-        base += kv_head * head_bytes
+        base, block_bytes = cache.ctypes.data + kv_head * cache.strides[1], cache.strides[0]
         position = first
         while position < last:
-            place = position % block_size
+            block, place = position // block_size, position % block_size
             count = min(block_size - place, last - position)
-            at = base + blocks[position // block_size] * block_bytes + place * cache.strides[2]
+            at = base + blocks[block] * block_bytes + place * cache.strides[2]
             line = scores_at + 4 * (position - first)
             if position + count < last:
-                prefetch(base + blocks[position // block_size + 1] * block_bytes, head_bytes)
-            if is_sum:
-                call_tile(addresses[2 + kind], line, score_stride, at, count, head_dim, out_at, 4 * head_dim, group)
+                ahead = base + blocks[block + 1] * block_bytes
             else:
-                call_tile(addresses[kind], q_at, q.strides[0], at, count, head_dim, line, score_stride, group)
+                ahead = values.ctypes.data + blocks[first // block_size] * block_bytes + kv_head * cache.strides[1]
+            if is_sum:
+                call_tile(
+                    addresses[2 + kind], line, score_stride, at, count, head_dim, ahead, out_at, 4 * head_dim, group
+                )
+            else:
+                call_tile(addresses[kind], q_at, q.strides[0], at, count, head_dim, ahead, line, score_stride, group)
             position += count
         if not is_sum:
             for g in range(group):
                 _softmax(scores[g, :length], scale)
-
-
-@compiled
-def prefetch(address, size):
-    """Lines of cache that will be read soon."""
-    for offset in range(0, size, 64):
-        fetch_line(address + offset)
 
 
 @compiled

@@ -19,7 +19,7 @@ HOST = host_isa() or Isa.AVX2
 """Where there is neither, nothing here is called."""
 
 _NUM_ARGUMENTS = 12
-_INTEGER_SIZES = {Isa.AVX2: (4, 2, 1), Isa.VNNI: (8, 4, 2, 1)}[HOST]
+_INTEGER_SIZES = {Isa.AVX2: (4, 2, 1), Isa.VNNI: (6, 4, 2, 1)}[HOST]
 """Rows of a tile: as many as there are registers for."""
 _FLOAT_SIZES = (6, 4, 2, 1)
 

@@ -79,12 +79,35 @@ class Emitter:
 
     def fold(self, value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
         """All lanes in one number: the lower half with the upper one, and so on. The count is a power of two."""
+        return self.builder.extract_element(self._fold_to(value, 1, combine), ir.Constant(INT32, 0))
+
+    def _fold_to(self, value: ir.Value, lanes: int, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
         width = value.type.count
-        while width > 1:
+        while width > lanes:
             width //= 2
             halves = (ir.Constant(ir.VectorType(INT32, width), list(range(at, at + width))) for at in (0, width))
             value = combine(*[self.builder.shuffle_vector(value, value, half) for half in halves])
-        return self.builder.extract_element(value, ir.Constant(INT32, 0))
+        return value
+
+    def sums_of_lanes(self, values: Sequence[ir.Value]) -> ir.Value:
+        """Of 1, 2 or 4 float32 vectors: a vector of 4, of which lane i is the sum of values[i]. Neighbours are added,
+        then neighbouring sums, then quarters of the register: what a sum is does not depend on how many there are."""
+        lanes = values[0].type.count
+        for _ in range(2):
+            pairs = list(zip(values[::2], values[1::2], strict=True)) if len(values) > 1 else [(values[0], values[0])]
+            values = [self._add_neighbours(x, y, lanes) for x, y in pairs]
+        return self._fold_to(values[0], 4, self.builder.fadd)
+
+    def _add_neighbours(self, x: ir.Value, y: ir.Value, lanes: int) -> ir.Value:
+        """In each four lanes: two sums of x, then two of y."""
+        even = [
+            4 * quad + lane + lanes * source for quad in range(lanes // 4) for source in range(2) for lane in (0, 2)
+        ]
+        first, second = (
+            self.builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(INT32, lanes), [lane + odd for lane in even]))
+            for odd in range(2)
+        )
+        return self.builder.fadd(first, second)
 
     def larger(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """Of floats, lane by lane."""
