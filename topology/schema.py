@@ -32,7 +32,7 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of keys and values; auto: as dtype, bfloat16 for int8 and int4. static"""
     activation_bits: Literal[8, 15] = 8
-    """Of what meets int8 and int4 weights; at 8, groups with an outlier have 15 all the same [bits]. static"""
+    """Bits of what meets int8 and int4 weights; at 8, groups with an outlier have 15 all the same. static"""
     max_model_len: Positive | None = None
     """Longest prompt + output; default: the model's own [tokens]. static"""
     load: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
