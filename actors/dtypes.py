@@ -1,4 +1,4 @@
-"""What `dtype = "auto"` becomes on this machine, and whether it can compute the one that was named. No torch."""
+"""What `dtype = "auto"` becomes on this machine, and whether and how it computes the one that was named. No torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..checkpoints.shape import Checkpoint, ModelShape
 from ..checkpoints.weight_formats import PACKED_DTYPES, PANEL_ROWS, packed_dtype, stored_types
 from ..errors import ConfigError
 from ..topology import Topology
+from ..topology.plan import worker_process
 from .log import log_event
 
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
@@ -20,7 +21,7 @@ _COMPILED = frozenset({"avx2", "fma", "f16c"})
 def resolve_dtypes(topology: Topology, checkpoint: Checkpoint, shape: ModelShape) -> Topology:
     """The topology with dtype and kv_dtype named.
 
-    On a CPU that the packed kernels know, auto is the format that the checkpoint itself is quantized to; of a
+    On a CPU that the compiled kernels know, auto is the format that the checkpoint itself is quantized to; of a
     checkpoint that is not quantized it is bfloat16 where the CPU multiplies that natively, else float32.
     Raises ConfigError if a packed dtype was named and cannot be computed here.
     """
@@ -45,8 +46,17 @@ def resolve_dtypes(topology: Topology, checkpoint: Checkpoint, shape: ModelShape
     return msgspec.structs.replace(topology, model=resolved)
 
 
+def compiled_obstacle(topology: Topology, shape: ModelShape) -> str | None:
+    """Why a model is computed by torch and not by the compiled step; None if by that. `topology`: dtypes resolved."""
+    if worker_process(topology).device != "cpu":
+        return "it is for device cpu"
+    if topology.model.dtype == "bfloat16" and _cpu_has_bfloat16():
+        return "the CPU multiplies bfloat16, which torch makes use of"
+    return _obstacle(shape)
+
+
 def _obstacle(shape: ModelShape) -> str | None:
-    """Why the packed kernels cannot be used; None if they can."""
+    """Why the compiled kernels cannot be used; None if they can."""
     if not cpu_flags() >= _COMPILED:
         return "the CPU has no AVX2 with FMA"
     sizes = {

@@ -9,7 +9,7 @@ import msgspec
 
 from ..checkpoints import Progress, read_shape, resolve_checkpoint
 from ..checkpoints.shape import Checkpoint, ModelShape
-from ..checkpoints.weight_formats import PACKED_DTYPES, held_bits, stored_types
+from ..checkpoints.weight_formats import held_bits, stored_types
 from ..topology import (
     MemoryLedger,
     Places,
@@ -21,7 +21,7 @@ from ..topology import (
     plan_memory,
     raise_problems,
 )
-from .dtypes import cpu_flags, resolve_dtypes
+from .dtypes import compiled_obstacle, cpu_flags, resolve_dtypes
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -63,9 +63,9 @@ def check_load(topology: Topology, checkpoint: Checkpoint) -> list[Problem]:
 
 def plan_launch(topology: Topology, checkpoint: Checkpoint, shape: ModelShape) -> Launch:
     """For a topology without problems, dtypes resolved. Raises NotEnoughMemory."""
-    dtype, packed_bits = topology.model.dtype, None
-    if dtype in PACKED_DTYPES:
-        packed_bits = held_bits(dtype, shape, stored_types(checkpoint, shape))
+    packed_bits = None
+    if compiled_obstacle(topology, shape) is None:
+        packed_bits = held_bits(topology.model.dtype, shape, stored_types(checkpoint, shape))
     ledger = plan_memory(topology, shape, _available_bytes(), arithmetic_of(topology, cpu_flags(), packed_bits))
     return Launch(topology, checkpoint, shape, max_model_len_of(topology, shape), ledger)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..checkpoints.weight_formats import PACKED_DTYPES
 from ..mailbox.messages.control import Start
 from ..shm_queue import ProgressLine
 from ..topology.schema import NULL_DEVICE, ProcessSection
+from .dtypes import compiled_obstacle
 from .loading import LoadingStatistics
 from .log import log_event
 
@@ -52,8 +52,11 @@ def _model_runner(start: Start, section: ProcessSection, progress: ProgressLine)
     def report(done: int, total: int) -> None:
         progress.set_statistics(LoadingStatistics(done, total))
 
-    is_packed = start.topology.model.dtype in PACKED_DTYPES
-    forward = _compiled_forward(start, section, report) if is_packed else _torch_forward(start, section, report)
+    obstacle = compiled_obstacle(start.topology, start.shape)
+    if obstacle is not None and section.device == "cpu":
+        log_event("worker.computes_with_torch", dtype=start.topology.model.dtype, reason=obstacle)
+    make_forward = _compiled_forward if obstacle is None else _torch_forward
+    forward = make_forward(start, section, report)
     return ModelRunner(forward, max_num_seqs=start.topology.scheduler.max_num_seqs, max_model_len=start.max_model_len)
 
 

@@ -1,7 +1,7 @@
-"""In which form a model's matrices are held where they are packed for the CPU's own kernels: int4, int8, or wider.
+"""In which form a model's matrices are held for the CPU's own kernels: int4, int8, bfloat16, float32.
 
-A matrix keeps the values that it is stored with if it can: what GGUF stores in groups of 32 with a scale and a minimum
-is packed as it is. The rest is rounded to its format.
+Of int4 and int8 a matrix keeps the values that it is stored with if it can: what GGUF stores in groups of 32 with a
+scale and a minimum is packed as it is. The rest is rounded to its format.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from .model_weights import model_weights
 from .shape import Checkpoint, ModelShape
 
 PACKED_DTYPES = ("int4", "int8")
-"""Names of `[model] dtype` whose matrices are packed."""
+"""Names of `[model] dtype` whose weights are integers, which the CPU's own kernels alone multiply."""
+FLOAT_BITS = {"bfloat16": 16, "float32": 32}
+"""The other dtypes that those kernels multiply -> bits of a weight."""
 GROUP_COLUMNS = 32
 """Columns that share a scale and a minimum."""
 GROUP_BYTES = {4: 20, 8: 36}
@@ -50,16 +52,19 @@ def packed_dtype(stored: Mapping[str, str]) -> str | None:
 
 
 def held_bits(dtype: str, shape: ModelShape, stored: Mapping[str, str]) -> dict[str, int]:
-    """Canonical name of every matrix -> bits of a weight, for a dtype of PACKED_DTYPES.
+    """Canonical name of every matrix -> bits of a weight, for a dtype of PACKED_DTYPES or FLOAT_BITS.
 
-    int4 holds what is stored in four bits or not quantized at all; embedding and head, and what is stored in more, have
-    eight. Matrices that are held as one have the bits of the widest.
+    bfloat16 and float32 hold all matrices alike. int4 holds what is stored in four bits or not quantized at all;
+    embedding and head, and what is stored in more, have eight. Matrices that are held as one have the bits of the
+    widest.
     """
     bits = {}
     for (_, name), size in model_weights(shape).items():
         if len(size) != 2:
             continue
-        if size[1] % GROUP_COLUMNS:
+        if dtype in FLOAT_BITS:
+            bits[name] = FLOAT_BITS[dtype]
+        elif size[1] % GROUP_COLUMNS:
             bits[name] = _WIDE_BITS
         elif dtype == "int8" or name in (EMBEDDING[1], HEAD[1]):
             bits[name] = 8

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoints.shape import Checkpoint, ModelShape
-from ..checkpoints.weight_formats import PANEL_ROWS, held_bits, stored_types
+from ..checkpoints.weight_formats import PACKED_DTYPES, PANEL_ROWS, held_bits, stored_types
 from ..kernels.cpu import decoder_step as kernels
 from ..kernels.cpu.attention import make_scratch
 from ..kernels.cpu.linear import FINE_FROM, fields_of, make_rows
@@ -128,13 +128,14 @@ def load_compiled_model(
     activation_bits: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> CompiledDecoder:
-    """As `load_model`, for a dtype of `weight_formats.PACKED_DTYPES`."""
+    """As `load_model`, for a dtype of `weight_formats.PACKED_DTYPES` or `FLOAT_BITS`."""
     family = model_family(shape.architecture)
     bits = held_bits(dtype, shape, stored_types(checkpoint, shape))
     kernels_load = threading.Thread(target=_load_panels, args=(frozenset(bits.values()),), daemon=True)
     kernels_load.start()  # in Python, while numpy packs weights, which lets others run
     form = PackedForm(bits)
-    pieces = read_pieces(checkpoint, shape, family.tensor_shapes(shape), progress, quantized=True)
+    keeps_quantized = dtype in PACKED_DTYPES  # scales of some types are rounded there
+    pieces = read_pieces(checkpoint, shape, family.tensor_shapes(shape), progress, quantized=keeps_quantized)
     weights = gather_weights(shape, family.stacks, family.norm_offset, pieces, form)
     kernels_load.join()
     return CompiledDecoder(shape, family, weights, max_model_len, num_threads, activation_bits)

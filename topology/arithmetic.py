@@ -44,7 +44,7 @@ def arithmetic_of(
     topology: Topology, cpu_flags: Collection[str], packed_bits: Mapping[str, int] | None = None
 ) -> Arithmetic:
     """For a topology with resolved dtypes; `cpu_flags` as in /proc/cpuinfo; `packed_bits` (checkpoints.weight_formats)
-    where the dtype is a packed one."""
+    where the compiled step is used."""
     dtype, kv_dtype = (DTYPE_BYTES[name] for name in (topology.model.dtype, topology.model.kv_dtype))
     if worker_process(topology).device != "cpu":
         return Arithmetic(dtype, kv_dtype, dtype, dtype, is_head_copied=False)

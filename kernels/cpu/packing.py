@@ -124,9 +124,10 @@ class MatrixPacker:
         """Whole panels."""
         if self._bits > 8:
             floats = rows.dequantize() if isinstance(rows, QuantizedRows) else rows
-            panels = np.ascontiguousarray(floats.reshape(-1, PANEL, self._in_features).transpose(0, 2, 1))
-            stored = panels.view(np.uint8) if self._bits == 32 else round_to_bfloat16(panels).view(np.uint8)
-            self._write(first_panel, stored.reshape(len(panels), -1))
+            stored = floats if self._bits == 32 else round_to_bfloat16(floats)
+            panels = stored.reshape(-1, PANEL, self._in_features).transpose(0, 2, 1)
+            held = self._values.view(stored.dtype).reshape(self._num_panels, self._in_features, PANEL)
+            held[first_panel : first_panel + len(panels)] = panels
             return
         if not isinstance(rows, QuantizedRows):
             rows = quantize(rows, self._bits)
