@@ -17,6 +17,15 @@ from callboard.models.registry import model_family
 from callboard.tests.kernels.cpu_matrices import pack, stored_weights
 from callboard.tests.models.families import MAX_LEN
 
+FAMILIES = {
+    "llama-rope3": {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2},
+    "llama-biases": {},
+    "mistral-window": {"num_hidden_layers": 2},
+    "qwen2-tied": {},
+    "qwen3": {"head_dim": 32},
+    "gemma3": {"head_dim": 32},
+}
+"""Cases of `families`, with head sizes that the kernels take."""
 BLOCK_SIZE = 8
 BLOCKS_PER_ROW = MAX_LEN // BLOCK_SIZE
 NUM_ROWS = 4

@@ -9,18 +9,16 @@ import pytest
 import torch
 
 from callboard.models.compiled_decoder import CompiledDecoder
-from callboard.tests.kernels.cpu_decoders import make_cache, pack_decoder, round_matrices, round_rows, run_steps
+from callboard.tests.kernels.cpu_decoders import (
+    FAMILIES,
+    make_cache,
+    pack_decoder,
+    round_matrices,
+    round_rows,
+    run_steps,
+)
 from callboard.tests.models.families import WINDOW, Loaded, load, make_oracle, make_prompt, oracle_logits
 
-FAMILIES = {
-    "llama-rope3": {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2},
-    "llama-biases": {},
-    "mistral-window": {"num_hidden_layers": 2},
-    "qwen2-tied": {},
-    "qwen3": {"head_dim": 32},
-    "gemma3": {"head_dim": 32},
-}
-"""Cases of `families`, with head sizes that the kernels take."""
 PROMPT = make_prompt(0, 5 * WINDOW + 3)
 
 
@@ -102,6 +100,20 @@ def test_threads_and_neighbours_change_no_bit(tmp_path, pack_it, bits):
         decoder = pack_it(oracle, shape, bits, num_threads=num_threads)
         logits = run_steps(decoder, make_cache(shape, np.uint16), steps)
         assert np.array_equal(logits[2], expected), num_threads
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize("cache_dtype", [np.uint16, np.float32])
+def test_how_a_prompt_is_cut_changes_no_bit(tmp_path, pack_it, bits, cache_dtype):
+    """As long as no part is a single token, whose keys are read where they lie: sums are in another order there."""
+    oracle = make_oracle("qwen3", head_dim=32)
+    shape = load(oracle, tmp_path).shape
+    decoder = pack_it(oracle, shape, bits)
+    whole = run_steps(decoder, make_cache(shape, cache_dtype), in_chunks(1, PROMPT, [63]))[1]
+    for sizes in ([2, 7, 20, 2, 32], [61, 2], [16, 16, 16, 15]):
+        assert np.array_equal(run_steps(decoder, make_cache(shape, cache_dtype), in_chunks(1, PROMPT, sizes))[1], whole)
+    tokens = run_steps(decoder, make_cache(shape, cache_dtype), in_chunks(1, PROMPT, [1] * 63))[1]
+    np.testing.assert_allclose(tokens, whole, atol=3e-4 if cache_dtype == np.float32 else 0.1, rtol=3e-4)
 
 
 FORMATS = {(32, np.uint16): 0.01, (16, np.float32): 1e-5, (8, np.float32): 0.06, (4, np.float32): 0.06}

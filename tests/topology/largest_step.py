@@ -1,7 +1,7 @@
 """The largest step that a topology allows, run by the model of a checkpoint, and what it takes.
 
-As a program: `largest_step.py SOURCE SETTING...` (each `section.key=value`) runs it in a process like a worker's and
-prints JSON: the ledger, and what of it could be counted.
+As a program: `largest_step.py torch|compiled SOURCE SETTING...` (each `section.key=value`) runs it in a process like a
+worker's and prints JSON: the ledger, and what of it could be counted. Of the compiled step torch counts no activations.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch.profiler import ProfilerActivity, profile
 
-from callboard.actors import worker  # noqa: F401 - a worker's process has imported it
+from callboard.actors import (
+    dtypes,
+    worker,  # noqa: F401 - a worker's process has imported it
+)
 from callboard.actors.launch import Launch, prepare_launch
+from callboard.bench.runner_here import RunnerHere
+from callboard.execution.compiled_forward import CompiledForward
 from callboard.execution.runner import ModelRunner
 from callboard.execution.torch_forward import TorchForward
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.messages.steps import NewRow, StepPlan
-from callboard.models.load import load_model
 from callboard.topology import topology_from
 from callboard.topology.memory import kept_bytes_of, process_bytes_of
 
@@ -34,29 +37,13 @@ TAKES_MOST = SamplingParams(
 of the prompt, log-probabilities from before them."""
 
 
-def start(source: str, settings: list[str]) -> tuple[Launch, ModelRunner]:
+def start(path: str, source: str, settings: list[str]) -> tuple[Launch, ModelRunner]:
     """What a worker's process starts with, one thread; every block of the pool is touched."""
+    flags = {"torch": frozenset(), "compiled": frozenset({"avx2", "fma", "f16c"})}[path]
+    dtypes.cpu_flags = lambda: flags
     launch = prepare_launch(topology_from(source, ["process.worker.threads=1", *settings]))
-    topology = launch.topology
-    torch.set_num_threads(1)
-    model = load_model(
-        launch.checkpoint,
-        launch.shape,
-        getattr(torch, topology.model.dtype),
-        torch.device("cpu"),
-        launch.max_model_len,
-    )
-    runner = ModelRunner(
-        TorchForward(
-            model,
-            num_blocks=launch.ledger.num_blocks,
-            block_size=topology.kv_cache.block_size,
-            kv_dtype=getattr(torch, topology.model.kv_dtype),
-        ),
-        max_num_seqs=topology.scheduler.max_num_seqs,
-        max_model_len=launch.max_model_len,
-    )
-    runner.warm_up()
+    runner = RunnerHere(launch)._runner
+    assert isinstance(runner.forward, {"torch": TorchForward, "compiled": CompiledForward}[path])
     runner.forward.kv.tensor.zero_()
     return launch, runner
 
@@ -121,7 +108,7 @@ def peak_process_bytes(run: Callable[[], object]) -> int:
 
 
 def main() -> None:
-    launch, runner = start(sys.argv[1], sys.argv[2:])
+    launch, runner = start(sys.argv[1], sys.argv[2], sys.argv[3:])
 
     def run() -> None:
         runner.clear()

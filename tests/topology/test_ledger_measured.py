@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from callboard.kernels.cpu.isa import host_isa
 from callboard.tests.models.families import make_oracle
 
 STEP = Path(__file__).with_name("largest_step.py")
@@ -29,7 +30,7 @@ LARGE = [
 ]
 
 
-def measure(model: Path, dtype: str, rows: int, budget: int, length: int) -> dict[str, tuple[int, int]]:
+def measure(path: str, model: Path, dtype: str, rows: int, budget: int, length: int) -> dict[str, tuple[int, int]]:
     """Line of the ledger -> (what it says, what was counted)."""
     settings = [
         f"model.dtype={dtype}",
@@ -38,10 +39,10 @@ def measure(model: Path, dtype: str, rows: int, budget: int, length: int) -> dic
         f"model.max_model_len={length}",
         f"kv_cache.num_blocks={rows * length // 16}",
     ]
-    path = f"import sys; sys.path.insert(0, {str(ROOT / '.types')!r}); "
-    program = f"{path}from callboard.tests.topology.largest_step import main; main()"
+    places = f"import sys; sys.path.insert(0, {str(ROOT / '.types')!r}); "
+    program = f"{places}from callboard.tests.topology.largest_step import main; main()"
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program, str(model), *settings], capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", program, path, str(model), *settings], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return {line: (says, counted) for line, (says, counted) in json.loads(done.stdout.splitlines()[-1]).items()}
@@ -60,7 +61,7 @@ def check(counted: dict[str, tuple[int, int]], estimates: tuple[str, ...]) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "dtype", "rows", "budget", "length"), SMALL)
 def test_what_can_be_counted_is_as_the_ledger_says(tiny_llama_dir, model, dtype, rows, budget, length):
-    check(measure(tiny_llama_dir, dtype, rows, budget, length), ("activations",))
+    check(measure("torch", tiny_llama_dir, dtype, rows, budget, length), ("activations",))
 
 
 @pytest.mark.nightly
@@ -69,7 +70,7 @@ def test_what_can_be_counted_is_as_the_ledger_says(tiny_llama_dir, model, dtype,
 def test_activations_of_every_family_are_as_the_ledger_says(tmp_path, name, dtype):
     """Rows of a length at which windows hide much, and masks are much of it."""
     make_oracle(name, max_position_embeddings=2048, sliding_window=256).save_pretrained(tmp_path)
-    check(measure(tmp_path, dtype, 16, 512, 2048), ("activations",))
+    check(measure("torch", tmp_path, dtype, 16, 512, 2048), ("activations",))
 
 
 @pytest.mark.nightly
@@ -77,4 +78,14 @@ def test_activations_of_every_family_are_as_the_ledger_says(tmp_path, name, dtyp
 def test_a_worker_takes_what_the_ledger_says(smollm2_gguf, tiny_llama_dir, model, dtype, rows, budget, length):
     """The process as a whole, too: interpreter, libraries, and what the allocator keeps."""
     path = tiny_llama_dir if model == "tiny" else smollm2_gguf
-    check(measure(path, dtype, rows, budget, length), ("activations", "process"))
+    check(measure("torch", path, dtype, rows, budget, length), ("activations", "process"))
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(host_isa() is None, reason="this CPU has no instructions for it")
+@pytest.mark.parametrize(("model", "dtype", "rows", "budget", "length"), LARGE)
+def test_a_worker_with_the_compiled_step_takes_what_the_ledger_says(
+    smollm2_gguf, tiny_llama_dir, model, dtype, rows, budget, length
+):
+    path = tiny_llama_dir if model == "tiny" else smollm2_gguf
+    check(measure("compiled", path, dtype, rows, budget, length), ("process",))

@@ -1,4 +1,4 @@
-"""The ledger of packed models against the model that was loaded."""
+"""The ledger of models in packed form against the model that was loaded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from callboard.actors import dtypes
 from callboard.actors.launch import prepare_launch
 from callboard.kernels.cpu.isa import host_isa
 from callboard.models.compiled_decoder import CompiledDecoder, load_compiled_model
@@ -22,8 +23,11 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["int4", "int8"])
-def test_weights_and_buffers_are_what_the_ledger_says_to_the_byte(smollm2_gguf: Path, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["int4", "int8", "bfloat16", "float32"])
+def test_weights_and_buffers_are_what_the_ledger_says_to_the_byte(
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    monkeypatch.setattr(dtypes, "cpu_flags", lambda: frozenset({"avx2", "fma", "f16c"}))  # bfloat16 not by torch
     ready = prepare_launch(topology_from(str(smollm2_gguf), [f"model.dtype={dtype}", "model.max_model_len=512"]))
     model = load_compiled_model(
         ready.checkpoint, ready.shape, dtype, ready.max_model_len, num_threads=2, activation_bits=8
