@@ -28,9 +28,11 @@ _PROCESS_BYTES = 22 * MIB
 """Python, uvloop, messages: a process with a scheduler and nothing else has 24 MiB."""
 _SUPERVISOR_BYTES = 42 * MIB
 """With the command line and checkpoints read."""
-_ACTOR_BYTES = {"frontend": 13 * MIB, "tokenizer": 21 * MIB, "scheduler": 2 * MIB, "worker": 164 * MIB}
-"""Beside its process, at rest. Of a tokenizer: with the process that renders chat templates. Of a worker: torch, what
-its libraries set up at the first steps, and compiled code."""
+_ACTOR_BYTES = {"frontend": 13 * MIB, "tokenizer": 21 * MIB, "scheduler": 2 * MIB, "worker": 151 * MIB}
+"""Beside its process, at rest. Of a tokenizer: with the process that renders chat templates. Of a worker: torch, and
+what its libraries set up at the first steps."""
+_COMPILER_BYTES = 16 * MIB
+"""Of a worker that computes with compiled code: numba and the code."""
 _VOCABULARY_ENTRY_BYTES = 500
 """Of a token in a tokenizer: its text, both ways."""
 _KEPT_BYTES = 60 * MIB
@@ -67,11 +69,13 @@ class MemoryLedger(msgspec.Struct, frozen=True):
         return fixed + self.kv_bytes + self.runtime_bytes + self.board_bytes
 
 
-def process_bytes_of(actors: Iterable[str], shape: ModelShape) -> int:
-    """What a process of these actors holds before it has work."""
+def process_bytes_of(actors: Iterable[str], shape: ModelShape, *, is_compiled: bool) -> int:
+    """What a process of these actors holds before it has work; `is_compiled`: its worker has the compiled step."""
     total = _PROCESS_BYTES
     for kind in map(kind_of, actors):
         total += _ACTOR_BYTES[kind]
+        if kind == "worker" and is_compiled:
+            total += _COMPILER_BYTES
         if kind == "tokenizer":
             total += _VOCABULARY_ENTRY_BYTES * shape.vocab_size
     return total
@@ -82,9 +86,12 @@ def kept_bytes_of(weight_bytes: int, activation_bytes: int) -> int:
     return min(weight_bytes // _KEPT_SHARE, _KEPT_BYTES) + activation_bytes // _KEPT_SHARE
 
 
-def runtime_bytes_of(topology: Topology, shape: ModelShape, weight_bytes: int, activation_bytes: int) -> int:
+def runtime_bytes_of(
+    topology: Topology, shape: ModelShape, weight_bytes: int, activation_bytes: int, *, is_compiled: bool
+) -> int:
     """Interpreters, torch, vocabularies of all processes, and what the worker's allocator keeps."""
-    processes = sum(process_bytes_of(actors, shape) for actors in expand_actors(topology).values())
+    all_actors = expand_actors(topology).values()
+    processes = sum(process_bytes_of(actors, shape, is_compiled=is_compiled) for actors in all_actors)
     return _SUPERVISOR_BYTES + processes + kept_bytes_of(weight_bytes, activation_bytes)
 
 
@@ -111,7 +118,8 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
         num_threads=worker_process(topology).threads or len(os.sched_getaffinity(0)),
     )
     activation_bytes = 0 if is_null else _activation_bytes(shape, arithmetic, limits)
-    runtime_bytes = runtime_bytes_of(topology, shape, weight_bytes, activation_bytes)
+    is_compiled = bool(arithmetic.packed_bits)
+    runtime_bytes = runtime_bytes_of(topology, shape, weight_bytes, activation_bytes, is_compiled=is_compiled)
     board_bytes = sum(board.num_slots * board.slot_bytes for board in plan_boards(topology, max_model_len, epoch=0))
     free_bytes = available_bytes - weight_bytes - activation_bytes - runtime_bytes - board_bytes
     free_blocks = max(free_bytes, 0) // block_bytes

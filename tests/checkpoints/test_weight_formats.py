@@ -67,5 +67,13 @@ def test_columns_that_make_no_groups_are_bfloat16(shape: ModelShape) -> None:
     assert bits[Q] == 16 and packed_bytes(20, 48, 16) == 32 * 48 * 2
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 16), ("float32", 32)])
+def test_a_float_dtype_is_that_of_all_matrices_whatever_is_stored(shape: ModelShape, dtype: str, bits: int) -> None:
+    odd = msgspec.structs.replace(shape, hidden_size=48)
+    held = held_bits(dtype, odd, {Q: "Q4_K", DOWN: "Q8_0"})
+    assert {EMBEDDING, Q, DOWN} <= held.keys() and set(held.values()) == {bits}
+    assert packed_bytes(20, 48, bits) == 32 * 48 * bits // 8
+
+
 def _with_groups(shape: ModelShape) -> ModelShape:
     return msgspec.structs.replace(shape, hidden_size=64, intermediate_size=128, num_heads=2, head_dim=32)

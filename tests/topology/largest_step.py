@@ -120,7 +120,8 @@ def main() -> None:
     arrays = runner.batch.token_ids.nbytes + runner.batch.block_table.nbytes
     counts = [row.counts for row in runner.sampler.logit_changes._rows.values() if row.counts is not None]
     arrays += sum(count.token_ids.nbytes + count.counts.nbytes for count in counts)
-    fixed = process_bytes_of(("worker",), launch.shape) + kept_bytes_of(ledger.weight_bytes, ledger.activation_bytes)
+    fixed = process_bytes_of(("worker",), launch.shape, is_compiled=sys.argv[1] == "compiled")
+    fixed += kept_bytes_of(ledger.weight_bytes, ledger.activation_bytes)
     counted = {
         "weights": (ledger.weight_bytes, runner.forward.num_weight_bytes),
         "KV cache": (ledger.kv_bytes, runner.forward.kv.tensor.nbytes),
