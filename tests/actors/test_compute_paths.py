@@ -14,7 +14,7 @@ from callboard.bench.runner_here import RunnerHere, launch_of
 from callboard.bench.teacher_forcing import write_greedily
 from callboard.checkpoints import read_shape, resolve_checkpoint
 from callboard.execution.compiled_forward import CompiledForward
-from callboard.execution.forward import TorchForward
+from callboard.execution.torch_forward import TorchForward
 from callboard.kernels.cpu.isa import host_isa
 from callboard.topology import topology_from
 

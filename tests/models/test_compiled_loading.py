@@ -39,7 +39,9 @@ def load_it() -> Iterator[Loader]:
 
     def load_it(path: Path, dtype: str) -> CompiledDecoder:
         checkpoint = resolve_checkpoint(str(path))
-        made.append(load_compiled_model(checkpoint, read_shape(checkpoint), dtype, MAX_LEN, num_threads=1))
+        made.append(
+            load_compiled_model(checkpoint, read_shape(checkpoint), dtype, MAX_LEN, num_threads=1, activation_bits=8)
+        )
         return made[-1]
 
     yield load_it
