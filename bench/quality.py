@@ -39,6 +39,7 @@ class Options(msgspec.Struct, frozen=True):
     """Lengths in tokens."""
 
     dtypes: tuple[str, ...]
+    """`DTYPE` or `DTYPE:ACTIVATION_BITS`."""
     num_tokens: int = 8192
     """Of the text."""
     window: int = 512
@@ -98,10 +99,12 @@ def measure(model: str, text: str, options: Options) -> Iterator[Line]:
     step_tokens = [shape.num_rows * shape.num_tokens for shape in options.steps]
     first = first_written = None
     for dtype in options.dtypes:
+        name, _, bits = dtype.partition(":")
         runner = RunnerHere(
             launch_of(
                 model,
-                dtype=dtype,
+                dtype=name,
+                activation_bits=bits or None,
                 num_rows=num_rows,
                 max_len=max_len,
                 max_step_tokens=max(*step_tokens, len(prompts) * PROMPT_LEN),
@@ -149,7 +152,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=DEMO_MODEL)
     parser.add_argument(
-        "--dtypes", default=",".join(dtypes()), help=f"of {', '.join(dtypes())}; the first is compared with"
+        "--dtypes",
+        default=",".join(dtypes()),
+        help=f"of {', '.join(dtypes())}, or int4:15 for other activation_bits; the first is compared with",
     )
     parser.add_argument("--tokens", type=int, default=8192, help="of the text")
     parser.add_argument("--window", type=int, default=512)

@@ -21,11 +21,18 @@ Tokens = Sequence[int]
 
 
 def launch_of(
-    model: str, *, dtype: str, num_rows: int, max_len: int, max_step_tokens: int, num_threads: int | None = None
+    model: str,
+    *,
+    dtype: str,
+    num_rows: int,
+    max_len: int,
+    max_step_tokens: int,
+    num_threads: int | None = None,
+    activation_bits: str | None = None,
 ) -> Launch:
     """What a start of `serve` would prepare for so many rows of up to `max_len` tokens. Raises ConfigError.
 
-    `num_threads`: of the worker, and so of this process; None: its cores.
+    `num_threads`: of the worker, and so of this process; None: its cores. `activation_bits`: None: the default.
     """
     settings = {
         "model.dtype": dtype,
@@ -33,6 +40,8 @@ def launch_of(
         "scheduler.max_num_seqs": str(num_rows),
         "scheduler.max_num_batched_tokens": str(max(max_step_tokens, num_rows)),
     }
+    if activation_bits is not None:
+        settings["model.activation_bits"] = activation_bits
     if num_threads is not None:
         settings["process.worker.threads"] = str(num_threads)
     block_size = topology_from(model).kv_cache.block_size
