@@ -8,7 +8,6 @@ alternately; a turn is so many streams at once, all of the same length.
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import msgspec
 
 from .load import run_load
 from .overlap import read_counter
+from .process_samples import cpu_s
 from .random_model import NUM_BYTE_TOKENS, write_random_model
 from .server_process import ServerProcess
 
@@ -81,7 +81,7 @@ def running_engines() -> Iterator[Engines]:
 def _turn(server: ServerProcess, num_streams: int) -> float:
     """Microseconds of CPU a step."""
     pid = server.pid_of("control")
-    before_s, before_steps = _cpu_s(pid), read_counter(server.url, "callboard:steps_total")
+    before_s, before_steps = cpu_s(pid), read_counter(server.url, "callboard:steps_total")
     load = run_load(
         server.url,
         concurrency=num_streams,
@@ -92,10 +92,4 @@ def _turn(server: ServerProcess, num_streams: int) -> float:
     )
     asyncio.run(load)
     num_steps = read_counter(server.url, "callboard:steps_total") - before_steps
-    return (_cpu_s(pid) - before_s) / num_steps * 1e6
-
-
-def _cpu_s(pid: int) -> float:
-    """User and system time of a process, in steps of a clock tick, mostly 10 ms."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return (cpu_s(pid) - before_s) / num_steps * 1e6

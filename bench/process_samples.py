@@ -1,4 +1,4 @@
-"""What a process holds: private memory, descriptors, threads; and how fast the memory grows."""
+"""What a process holds: private memory, descriptors, threads; how fast the memory grows; the CPU time it has had."""
 
 from __future__ import annotations
 
@@ -34,6 +34,19 @@ def sample_process(pid: int, time_s: float, num_requests: int) -> ProcessSample:
         num_fds=len(os.listdir(f"/proc/{pid}/fd")),
         num_threads=fields["Threads"],
     )
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process, in steps of a clock tick, mostly 10 ms. Raises OSError if it is not there."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def machine_cpu_s() -> float:
+    """Time that the machine's cores were not idle, together, what a hypervisor took of them included."""
+    # user nice system idle iowait irq softirq steal; the two behind are in user and nice
+    ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def growth_bytes_per_s(samples: Sequence[ProcessSample]) -> float:

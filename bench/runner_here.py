@@ -75,6 +75,10 @@ class RunnerHere:
         self._blocks_per_row = blocks_for(launch.max_model_len, launch.topology.kv_cache.block_size)
         self._runner.warm_up()
 
+    def run(self, plan: StepPlan) -> StepResult:
+        """Run a plan that somebody else made: its rows, runs and blocks are his."""
+        return self._runner.run(plan)
+
     def prompt_steps(
         self, prompts: Sequence[Tokens], sampling: SamplingParams, num_tokens: int, *, samples: bool
     ) -> Iterator[StepResult]:
