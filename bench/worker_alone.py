@@ -228,15 +228,17 @@ def measure_round(model: str, concurrency: int) -> Round:
 
 
 def summary(rounds: Sequence[Round]) -> str:
-    """Medians over the rounds and how far these lie apart."""
+    """Medians over the rounds and how far these lie apart: if a side's own times do, so does the machine's speed."""
     parts = [
-        f"{name} {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-        for name, ratios in (
-            ("full steps", [one.full_ratio for one in rounds]),
-            ("all steps", [one.total_ratio for one in rounds]),
+        f"{name} {statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+        for name, digits, values in (
+            ("engine over alone: full steps", 3, [one.full_ratio for one in rounds]),
+            ("all steps", 3, [one.total_ratio for one in rounds]),
+            ("a full step in the engine ms", 2, [one.engine.full_ms for one in rounds]),
+            ("alone ms", 2, [one.alone.full_ms for one in rounds]),
         )
     ]
-    return f"engine over alone, median of {len(rounds)} rounds: {', '.join(parts)}"
+    return f"median of {len(rounds)} rounds: {', '.join(parts)}"
 
 
 def main() -> None:

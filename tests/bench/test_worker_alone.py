@@ -145,5 +145,6 @@ def test_the_summary_has_medians_and_spread() -> None:
         for full, total in ((10.2, 2.0), (10.1, 2.2), (10.9, 2.1))
     ]
     assert summary(rounds) == (
-        "engine over alone, median of 3 rounds: full steps 1.020 (1.010 to 1.090), all steps 1.050 (1.000 to 1.100)"
+        "median of 3 rounds: engine over alone: full steps 1.020 (1.010 to 1.090), all steps 1.050 (1.000 to 1.100), "
+        "a full step in the engine ms 10.20 (10.10 to 10.90), alone ms 10.00 (10.00 to 10.00)"
     )
