@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ..actors.launch import Launch, prepare_launch
 from ..actors.runners import make_runner
+from ..execution.forward import Forward
 from ..execution.runner import ModelRunner
 from ..mailbox.messages.control import Start
 from ..mailbox.messages.sampling import SamplingParams
@@ -78,6 +79,11 @@ class RunnerHere:
     def run(self, plan: StepPlan) -> StepResult:
         """Run a plan that somebody else made: its rows, runs and blocks are his."""
         return self._runner.run(plan)
+
+    @property
+    def forward(self) -> Forward:
+        """Of the model, as it was loaded."""
+        return self._runner.forward
 
     def prompt_steps(
         self, prompts: Sequence[Tokens], sampling: SamplingParams, num_tokens: int, *, samples: bool
