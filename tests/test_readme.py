@@ -30,6 +30,7 @@ RUN_BY_A_TEST = {
     ("README.md", "python"),
     ("TOUR.md", "console"),  # tests/test_docs.py
     ("api.md", "json"),
+    ("cpu_profile.md", "sh"),  # tests/bench/test_cpu_step.py
     ("journal.md", "sh"),  # tests/journal/test_journal_page.py
     ("journal.md", "toml"),
     ("peers.md", "sh"),  # tests/bench/test_peers_page.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -164,3 +165,19 @@ def test_the_command(tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert found["dtype"] == "int4"
     assert [step["num_rows"] for step in found["steps"]] == [1, 2]
     assert [phase["name"] for phase in found["steps"][0]["phases"]] == list(PHASES)
+
+
+def test_the_commands_of_the_page_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "cpu_profile.md").read_text()
+    (block,) = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    seen = []
+    for name in ("_print_sweep", "_print_profiles"):
+        monkeypatch.setattr(f"callboard.bench.cpu_step.{name}", lambda *arguments, as_json: seen.append(arguments))
+    for command in block.splitlines():
+        words = command.split()
+        assert words[:3] == ["python", "-m", "callboard.bench.cpu_step"]
+        monkeypatch.setattr("sys.argv", words[2:])
+        main()
+    (model, dtypes, options), (shapes, swept_dtypes, _) = seen
+    assert (model, dtypes, options.num_rows) == ("MODEL", ["auto"], (1, 4, 16, 32))
+    assert (list(shapes), swept_dtypes) == (list(CONFIGS), ["int4", "bfloat16"])

@@ -108,8 +108,10 @@ def test_the_lock_ends_with_close_and_is_not_inherited(tmp_path: Path) -> None:
     fd = os.open(directory.path, os.O_RDONLY)
     with pytest.raises(BlockingIOError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    child = subprocess.Popen([sys.executable, "-I", "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    command = [sys.executable, "-I", "-c", "print(flush=True); input()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False)
     try:
+        child.stdout.readline()  # Popen may return a moment before the child's exec has closed what it inherited
         directory.close()
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
