@@ -19,6 +19,7 @@ import msgspec
 from ...checkpoints import read_shape, resolve_checkpoint
 from ..machine import describe_machine
 from . import callboard_http, callboard_offline, llama_server, openvino, transformers_batch, vllm_server
+from .ceilings import measure_ceilings
 from .peer import NotInstalled, Peer, PeerOptions
 from .points import POINTS, STARTUP
 from .rounds import PeerRound, run_rounds
@@ -100,6 +101,7 @@ def main() -> None:
         sys.exit("nobody is left to measure")
     vocab_size = read_shape(resolve_checkpoint(arguments.model)).vocab_size
 
+    ceilings = measure_ceilings(arguments.model, arguments.dtype[0], arguments.threads, points)
     rounds: list[PeerRound] = []
 
     def note(one: PeerRound) -> None:
@@ -112,7 +114,7 @@ def main() -> None:
         run_rounds(peers, points, arguments.rounds, vocab_size, note)
     finally:  # interrupted, too, it shows what it has
         if rounds:
-            print(report(rounds, points, STARTUP in chosen))
+            print(report(rounds, points, STARTUP in chosen, ceilings))
 
 
 if __name__ == "__main__":

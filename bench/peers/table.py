@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -50,7 +50,7 @@ class Median(msgspec.Struct, frozen=True):
 def columns_of(points: Sequence[Point], has_startup: bool) -> list[Column]:
     """What Callboard is judged by: rates, and the time to the first token where prompts are long."""
     columns = [
-        Column(f"{point.name} tok/s", _of_point(point.name, "output_tokens_per_s"), True, 1)
+        Column(_rate_title(point.name), _of_point(point.name, "output_tokens_per_s"), True, 1)
         for point in points
         if point.name != "long"
     ]
@@ -83,8 +83,11 @@ def best_other(rounds: Sequence[PeerRound], column: Column, kind: Kind) -> tuple
     return pick(medians, key=lambda entry: entry[1]) if medians else None
 
 
-def comparison_lines(rounds: Sequence[PeerRound], columns: Sequence[Column], kind: Kind) -> list[str]:
-    """A row a peer of the kind, the best other one, and a row for each of Callboard's with its ratio to that."""
+def comparison_lines(
+    rounds: Sequence[PeerRound], columns: Sequence[Column], kind: Kind, ceilings: Mapping[str, float]
+) -> list[str]:
+    """A row a peer of the kind, the best other one, a row for each of Callboard's with its ratio to that, and the
+    ceilings, tokens/s by point, if there are any."""
     names = [name for name in _names(rounds) if _kind(rounds, name) == kind]
     if not names:
         return []
@@ -100,6 +103,9 @@ def comparison_lines(rounds: Sequence[PeerRound], columns: Sequence[Column], kin
         if name.startswith(OWN):
             ratios = [_ratio_text(rounds, name, column, best) for column, best in zip(columns, bests, strict=True)]
             lines.append(_row([f"**{name} / best peer**", *ratios]))
+    if ceilings:
+        of_columns = {_rate_title(point): f"{rate:,.0f}" for point, rate in ceilings.items()}
+        lines.append(_row(["ceiling (matrices alone)", *(of_columns.get(column.title, "") for column in columns)]))
     return lines
 
 
@@ -124,8 +130,10 @@ def error_lines(rounds: Sequence[PeerRound]) -> list[str]:
     ]
 
 
-def report(rounds: Sequence[PeerRound], points: Sequence[Point], has_startup: bool) -> str:
-    """All of it."""
+def report(
+    rounds: Sequence[PeerRound], points: Sequence[Point], has_startup: bool, ceilings: Mapping[str, float]
+) -> str:
+    """All of it. `ceilings`: as of `measure_ceilings`."""
     columns = columns_of(points, has_startup)
     num_rounds = len({one.round_index for one in rounds})
     loads = [one.load_average for one in rounds]
@@ -134,12 +142,16 @@ def report(rounds: Sequence[PeerRound], points: Sequence[Point], has_startup: bo
         "",
     ]
     for title, kind in _KINDS:
-        if table := comparison_lines(rounds, columns, kind):
+        if table := comparison_lines(rounds, columns, kind, ceilings):
             lines += [f"## {title}", "", *table, ""]
     if points:
         lines += ["## Latencies in ms: p50 / p99", "", *latency_lines(rounds, points), ""]
     lines.append(f"Load average before a start: {min(loads):.1f} to {max(loads):.1f}")
     return "\n".join([*lines, *error_lines(rounds)])
+
+
+def _rate_title(point: str) -> str:
+    return f"{point} tok/s"
 
 
 def _ratio_text(rounds: Sequence[PeerRound], name: str, column: Column, best: tuple[str, float] | None) -> str:

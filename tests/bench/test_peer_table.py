@@ -62,7 +62,7 @@ def test_the_best_peer_is_of_the_same_kind_and_not_callboard() -> None:
 
 def test_the_table_of_a_kind() -> None:
     columns = columns_of(POINTS, has_startup=False)
-    assert comparison_lines(ROUNDS, columns, "offline") == [
+    assert comparison_lines(ROUNDS, columns, "offline", {}) == [
         "|  | c4 tok/s | long TTFT p50 ms |",
         "| --- | --- | --- |",
         "| callboard auto offline | 120.0 (100.0 to 130.0) | 50 (10 to 60) |",
@@ -71,18 +71,19 @@ def test_the_table_of_a_kind() -> None:
         "| **best peer** | fast | fast |",
         "| **callboard auto offline / best peer** | **1.50** | **0.50** |",
     ]
-    assert comparison_lines(ROUNDS[:3], columns, "http") == []
+    assert comparison_lines(ROUNDS[:3], columns, "http", {}) == []
 
 
 def test_without_another_peer_there_is_no_ratio() -> None:
-    lines = comparison_lines(ROUNDS, columns_of(POINTS, has_startup=False), "http")
+    lines = comparison_lines(ROUNDS, columns_of(POINTS, has_startup=False), "http", {})
     assert lines[-2:] == ["| **best peer** | - | - |", "| **callboard auto / best peer** | - | - |"]
 
 
 def test_a_failed_point_is_told_and_the_others_stand() -> None:
     failed = PeerRound("fast", "offline", 3, 0.5, errors={"startup": "no such file"})
     assert error_lines([*ROUNDS, failed]) == ["fast, round 4, startup: no such file"]
-    text = report([*ROUNDS, failed], POINTS, has_startup=True)
+    text = report([*ROUNDS, failed], POINTS, has_startup=True, ceilings={"c4": 1234.6})
     assert "fast, round 4, startup: no such file" in text
     assert "| fast | 80.0 (60.0 to 100.0) | 25 (20 to 40) | 2.00 | 200 | 200 |" in text
+    assert text.count("| ceiling (matrices alone) | 1,235 |  |  |  |  |") == 2  # offline and over HTTP
     assert "| callboard auto | 60 / 120; 10.0 / 20.0 | 60 / 120; 10.0 / 20.0 |" in text
