@@ -74,10 +74,9 @@ class CompiledDecoder:
         num_tokens = step.token_ids.size
         self._ensure(num_tokens)
         team, model, buffers, scratch, times = self._team, self._model, self._buffers, self._scratch, self.times
-        threads = team.num_threads
 
         def work(index: int) -> None:
-            kernels.run_layers(team.state, threads, model, step, buffers, cache, scratch[index], times[index])
+            kernels.run_layers(team.state, index, model, step, buffers, cache, scratch[index], times[index])
 
         team.run(work)
         return buffers.hidden[:num_tokens]
@@ -90,10 +89,9 @@ class CompiledDecoder:
             self._logits = np.zeros((_capacity(num_rows), self._logits.shape[1]), np.float32)
         team, rows, head, logits, times = self._team, self._buffers.rows, self._head, self._logits, self.times
         rows.x[:num_rows, : self.shape.hidden_size] = hidden
-        threads = team.num_threads
 
         def work(index: int) -> None:
-            kernels.compute_logits(team.state, threads, head, rows, num_rows, logits, times[index])
+            kernels.compute_logits(team.state, index, head, rows, num_rows, logits, times[index])
 
         team.run(work)
         return logits[:num_rows, : self.shape.vocab_size]

@@ -92,38 +92,38 @@ class Buffers(NamedTuple):
 
 
 @compiled
-def _prepare(state, num_threads, matrix, num_tokens, rows):
+def _prepare(state, thread, matrix, num_tokens, rows):
     """What a matrix takes, of rows.x: rounded, if it is an integer matrix."""
     if matrix[BITS] <= 8:
         while True:
-            t = claim(state)
+            t = claim(state, thread)
             if t >= num_tokens:
                 break
             round_row(rows.x[t, : matrix[INPUTS]], rows.fine_from, rows.values[t], rows.scales[t])
-    barrier(state, num_threads)
+    barrier(state, thread)
 
 
 @compiled
-def _embed(state, num_threads, matrix, token_ids, scale, hidden):
+def _embed(state, thread, matrix, token_ids, scale, hidden):
     while True:
-        t = claim(state)
+        t = claim(state, thread)
         if t >= token_ids.size:
             break
         read_row(matrix, token_ids[t], scale, hidden[t])
-    barrier(state, num_threads)
+    barrier(state, thread)
 
 
 @compiled
-def _norm(state, num_threads, matrix, hidden, weight, eps, num_tokens, rows):
+def _norm(state, thread, matrix, hidden, weight, eps, num_tokens, rows):
     while True:
-        t = claim(state)
+        t = claim(state, thread)
         if t >= num_tokens:
             break
         x = rows.x[t, : hidden.shape[1]]
         rms_norm(hidden[t], weight, eps, x)
         if matrix[BITS] <= 8:
             round_row(x, rows.fine_from, rows.values[t], rows.scales[t])
-    barrier(state, num_threads)
+    barrier(state, thread)
 
 
 @compiled
@@ -138,12 +138,12 @@ def _turn(x, table):
 
 
 @compiled
-def _place(state, num_threads, model, layer, step, heads, keys, values):
+def _place(state, thread, model, layer, step, heads, keys, values):
     """Norm and turn queries and keys, write keys and values; heads: [t, heads of q, k and v, head_dim]."""
     num_rotated = model.num_heads + model.num_kv_heads
     table = model.rotary[model.tables[layer]]
     while True:
-        t = claim(state)
+        t = claim(state, thread)
         if t >= step.positions.size:
             break
         turn = table[step.positions[t]]
@@ -155,15 +155,15 @@ def _place(state, num_threads, model, layer, step, heads, keys, values):
         for h in range(model.num_kv_heads):
             write_row(keys[block, h, place], heads[t, model.num_heads + h])
             write_row(values[block, h, place], heads[t, num_rotated + h])
-    barrier(state, num_threads)
+    barrier(state, thread)
 
 
 @compiled
-def _attend(state, num_threads, model, window, step, heads, keys, values, scratch, out):
+def _attend(state, thread, model, window, step, heads, keys, values, scratch, out):
     group = model.num_heads // model.num_kv_heads
     num_parts = len(step.pieces) * model.num_kv_heads
     while True:
-        part = claim(state)
+        part = claim(state, thread)
         if part >= num_parts:
             break
         piece, kv_head = step.pieces[part // model.num_kv_heads], part % model.num_kv_heads
@@ -179,34 +179,34 @@ def _attend(state, num_threads, model, window, step, heads, keys, values, scratc
         else:
             attend_chunk(heads[first : first + count], head, group, kv_head, keys, values, blocks,
                          position, count, window, model.scale, scratch, out[first : first + count])  # fmt: skip
-    barrier(state, num_threads)
+    barrier(state, thread)
 
 
 @compiled
-def _add(state, num_threads, hidden, x, weight, eps, num_tokens):
+def _add(state, thread, hidden, x, weight, eps, num_tokens):
     """hidden += norm(x)"""
     while True:
-        t = claim(state)
+        t = claim(state, thread)
         if t >= num_tokens:
             break
         line = x[t, : hidden.shape[1]]
         rms_norm(line, weight, eps, line)
         for i in range(line.size):
             hidden[t, i] += line[i]
-    barrier(state, num_threads)
+    barrier(state, thread)
 
 
 @compiled
-def _activate(state, num_threads, matrix, wide, size, is_gelu, num_tokens, rows):
+def _activate(state, thread, matrix, wide, size, is_gelu, num_tokens, rows):
     while True:
-        t = claim(state)
+        t = claim(state, thread)
         if t >= num_tokens:
             break
         x = rows.x[t, :size]
         gate(wide[t], size, is_gelu, x)
         if matrix[BITS] <= 8:
             round_row(x, rows.fine_from, rows.values[t], rows.scales[t])
-    barrier(state, num_threads)
+    barrier(state, thread)
 
 
 @compiled
@@ -219,7 +219,7 @@ def _lap(times, phase, since):
 @compiled
 def run_layers(
     state: Int64s,
-    num_threads: int,
+    thread: int,
     model: Decoder,
     step: Step,
     buffers: Buffers,
@@ -237,57 +237,57 @@ def run_layers(
     intermediate = model.matrices[0, DOWN, INPUTS]
     is_sandwiched = model.norms.shape[1] > 2
     since = clock()
-    _embed(state, num_threads, model.embedding, step.token_ids, model.embedding_scale, hidden)
+    _embed(state, thread, model.embedding, step.token_ids, model.embedding_scale, hidden)
     since = _lap(times, _EMBEDDING, since)
     for layer in range(len(model.matrices)):
         matrices, norms = model.matrices[layer], model.norms[layer]
         keys, values = cache[layer, 0], cache[layer, 1]
-        _norm(state, num_threads, matrices[QKV], hidden, norms[INPUT_NORM], model.eps, num_tokens, rows)
+        _norm(state, thread, matrices[QKV], hidden, norms[INPUT_NORM], model.eps, num_tokens, rows)
         since = _lap(times, _NORMS, since)
-        multiply(state, num_threads, matrices[QKV], rows, num_tokens, buffers.qkv, 0)
+        multiply(state, thread, matrices[QKV], rows, num_tokens, buffers.qkv, 0)
         since = _lap(times, _QKV, since)
-        _place(state, num_threads, model, layer, step, heads, keys, values)
+        _place(state, thread, model, layer, step, heads, keys, values)
         since = _lap(times, _PLACE, since)
-        _attend(state, num_threads, model, model.windows[layer], step, heads, keys, values, scratch, rows.x)
+        _attend(state, thread, model, model.windows[layer], step, heads, keys, values, scratch, rows.x)
         since = _lap(times, _ATTENTION, since)
-        _prepare(state, num_threads, matrices[OUTPUT], num_tokens, rows)
+        _prepare(state, thread, matrices[OUTPUT], num_tokens, rows)
         since = _lap(times, _ACTIVATION, since)
         if is_sandwiched:
-            multiply(state, num_threads, matrices[OUTPUT], rows, num_tokens, buffers.narrow, 0)
+            multiply(state, thread, matrices[OUTPUT], rows, num_tokens, buffers.narrow, 0)
             since = _lap(times, _OUTPUT, since)
-            _add(state, num_threads, hidden, buffers.narrow, norms[AFTER_ATTENTION_NORM], model.eps, num_tokens)
+            _add(state, thread, hidden, buffers.narrow, norms[AFTER_ATTENTION_NORM], model.eps, num_tokens)
         else:
-            multiply(state, num_threads, matrices[OUTPUT], rows, num_tokens, hidden, 1)
+            multiply(state, thread, matrices[OUTPUT], rows, num_tokens, hidden, 1)
             since = _lap(times, _OUTPUT, since)
-        _norm(state, num_threads, matrices[GATE_UP], hidden, norms[MLP_NORM], model.eps, num_tokens, rows)
+        _norm(state, thread, matrices[GATE_UP], hidden, norms[MLP_NORM], model.eps, num_tokens, rows)
         since = _lap(times, _NORMS, since)
-        multiply(state, num_threads, matrices[GATE_UP], rows, num_tokens, buffers.wide, 0)
+        multiply(state, thread, matrices[GATE_UP], rows, num_tokens, buffers.wide, 0)
         since = _lap(times, _GATE_UP, since)
-        _activate(state, num_threads, matrices[DOWN], buffers.wide, intermediate, model.is_gelu, num_tokens, rows)
+        _activate(state, thread, matrices[DOWN], buffers.wide, intermediate, model.is_gelu, num_tokens, rows)
         since = _lap(times, _ACTIVATION, since)
         if is_sandwiched:
-            multiply(state, num_threads, matrices[DOWN], rows, num_tokens, buffers.narrow, 0)
+            multiply(state, thread, matrices[DOWN], rows, num_tokens, buffers.narrow, 0)
             since = _lap(times, _DOWN, since)
-            _add(state, num_threads, hidden, buffers.narrow, norms[AFTER_MLP_NORM], model.eps, num_tokens)
+            _add(state, thread, hidden, buffers.narrow, norms[AFTER_MLP_NORM], model.eps, num_tokens)
             since = _lap(times, _NORMS, since)
         else:
-            multiply(state, num_threads, matrices[DOWN], rows, num_tokens, hidden, 1)
+            multiply(state, thread, matrices[DOWN], rows, num_tokens, hidden, 1)
             since = _lap(times, _DOWN, since)
     while True:
-        t = claim(state)
+        t = claim(state, thread)
         if t >= num_tokens:
             break
         rms_norm(hidden[t], model.final_norm, model.eps, hidden[t])
-    barrier(state, num_threads)
+    barrier(state, thread)
     _lap(times, _NORMS, since)
 
 
 @compiled
 def compute_logits(
-    state: Int64s, num_threads: int, matrix: Int64s, rows: Rows, num_rows: int, logits: Float32s, times: Int64s
+    state: Int64s, thread: int, matrix: Int64s, rows: Rows, num_rows: int, logits: Float32s, times: Int64s
 ) -> None:
     """rows.x[: num_rows] holds hidden states; logits: float32 [capacity, OUTPUTS]."""
     since = clock()
-    _prepare(state, num_threads, matrix, num_rows, rows)
-    multiply(state, num_threads, matrix, rows, num_rows, logits, 0)
+    _prepare(state, thread, matrix, num_rows, rows)
+    multiply(state, thread, matrix, rows, num_rows, logits, 0)
     _lap(times, _HEAD, since)

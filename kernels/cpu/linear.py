@@ -15,7 +15,7 @@ from .floats import floats_at
 from .packing import PackedMatrix
 from .panels import PANELS, call_panel
 from .quantized_rows import GROUP
-from .team import barrier, claim
+from .team import barrier, claim, num_threads_of
 from .tiles import PANEL
 
 BITS, OUTPUTS, INPUTS, VALUES, SCALES, MINIMUMS, BIAS, KERNEL, NUM_FIELDS = range(9)
@@ -81,16 +81,16 @@ def _panels(matrix, rows, first_row, count, first_panel, last_panel, y, adds):
 
 
 @compiled
-def multiply(state, num_threads, matrix, rows, num_rows, y, adds):
+def multiply(state, thread, matrix, rows, num_rows, y, adds):
     """y[: num_rows] = rows Wᵀ + bias, or += if `adds`; ends with a barrier.
 
     matrix: int64 [8]; y: float32 [capacity, OUTPUTS or more].
     """
     num_panels = matrix[OUTPUTS] // PANEL
-    per_part = max(1, num_panels // (num_threads * _PARTS_PER_THREAD))
+    per_part = max(1, num_panels // (num_threads_of(state) * _PARTS_PER_THREAD))
     per_part = max(per_part, min(num_panels, _MIN_PART_WORK // (PANEL * matrix[INPUTS])))
     while True:
-        first = claim(state) * per_part
+        first = claim(state, thread) * per_part
         if first >= num_panels:
             break
         last = min(first + per_part, num_panels)
@@ -102,4 +102,4 @@ def multiply(state, num_threads, matrix, rows, num_rows, y, adds):
                 for r in range(row, row + count):
                     for o in range(first * PANEL, last * PANEL):
                         y[r, o] += bias[o]
-    barrier(state, num_threads)
+    barrier(state, thread)

@@ -3,6 +3,10 @@
 A barrier costs about the time of a line of cache from core to core. Who waits spins for a while, for another thread is
 at work on the same phase; then it sleeps in the kernel (a futex), so that a thread that lost its core to somebody can
 have this one. Between steps helpers sleep too.
+
+A phase waits for those who take part in it. The caller of a run does from the start; a helper joins in the first phase
+of which it claims a part, and stays to the end. One that is late, because its core was busy with another process,
+walks through the phases that are over without touching anything; one that is too late for all is not missed.
 """
 
 from __future__ import annotations
@@ -20,10 +24,18 @@ from numba.extending import intrinsic
 from .compiled import compiled
 from .vector_ir import INT32, INT64, Emitter
 
-_ARRIVED, _RELEASED, _CLAIMED, _SLEEPING, _PATIENCE = 0, 8, 16, 24, 32
-"""Words of the shared state, each on a line of its own: arrivals of all time, barriers passed, parts claimed, threads
-that sleep at a barrier, and how long one spins before that."""
-STATE_WORDS = 40
+_MEETING, _CLAIMED, _SLEEPING, _PATIENCE, _SIZE, _OWN = 0, 8, 16, 24, 32, 40
+"""Words of the shared state, each on a line of its own: the meeting; parts claimed; threads that sleep at a barrier;
+how long one spins before that; threads of the team; and from the last on two words for each thread, the phase that it
+is in and whether it takes part.
+
+The meeting is one word, so that nobody can join a phase while it ends: the phase's number in the lower half (what
+sleepers sleep on), above it how many take part, 16 bits, and how many of them have arrived at its end.
+"""
+_WORDS_OF_THREAD = 8
+_PHASE_BITS, _MEMBER, _ARRIVAL = 0xFFFFFFFF, 1 << 32, 1 << 48
+_NO_PART = 1 << 40
+"""Claimed by who takes no part: behind the last one of any phase."""
 _LONGEST_SPIN, _SHORTEST_SPIN = 400_000, 12_500
 """Of the processor's counter, some 160 and 5 us: longer than threads are apart at the end of a phase if each has a
 core; and next to nothing, where another process has one of them and waits last for milliseconds."""
@@ -43,10 +55,15 @@ def _word(name: str, write: Callable[..., ir.Value], num_arguments: int) -> Call
         def typed(context, state, place):
             return types.int64(state, types.int64), codegen
 
-    else:
+    elif num_arguments == 2:
 
         def typed(context, state, place, value):
             return types.int64(state, types.int64, types.int64), codegen
+
+    else:
+
+        def typed(context, state, place, expected, value):
+            return types.int64(state, types.int64, types.int64, types.int64), codegen
 
     typed.__name__ = name
     return intrinsic(typed)
@@ -58,6 +75,13 @@ def _pointer(e: Emitter, data: ir.Value, place: ir.Value) -> ir.Value:
 
 def _write_add(e: Emitter, data: ir.Value, place: ir.Value, value: ir.Value) -> ir.Value:
     return e.builder.atomic_rmw("add", _pointer(e, data, place), value, "seq_cst")
+
+
+def _write_swap(e: Emitter, data: ir.Value, place: ir.Value, expected: ir.Value, value: ir.Value) -> ir.Value:
+    """1 if the word was `expected`, and is `value` now; 0: it is what it was."""
+    b = e.builder
+    found = b.cmpxchg(_pointer(e, data, place), expected, value, "seq_cst", "seq_cst")
+    return b.zext(b.extract_value(found, 1), INT64)
 
 
 def _write_get(e: Emitter, data: ir.Value, place: ir.Value) -> ir.Value:
@@ -88,6 +112,7 @@ _wake = _word("wake", _write_wake, 1)
 _add = _word("add", _write_add, 2)
 _get = _word("get", _write_get, 1)
 _set = _word("set", _write_set, 2)
+_swap = _word("swap", _write_swap, 3)
 
 
 @intrinsic
@@ -110,32 +135,62 @@ def clock(context):
 
 
 @compiled
-def claim(state):
-    """The next part of the phase, 0, 1, 2, ... over all threads."""
-    return _add(state, _CLAIMED, 1)
+def _own(thread):
+    return _OWN + thread * _WORDS_OF_THREAD
 
 
 @compiled
-def barrier(state, num_threads):
-    """Returns when all threads are here; parts are counted from 0 again."""
-    if num_threads == 1:
-        _set(state, _CLAIMED, 0)
+def _takes_part(state, thread):
+    """Joins the phase that the thread is in, unless that is over; of one that is about to be it awaits the end."""
+    own = _own(thread)
+    if state[own + 1]:
+        return True
+    while True:
+        meeting = _get(state, _MEETING)
+        if meeting & _PHASE_BITS != state[own]:
+            return False
+        if (meeting >> 32) & 0xFFFF == meeting >> 48:
+            _pause()
+        elif _swap(state, _MEETING, meeting, meeting + _MEMBER):
+            state[own + 1] = 1
+            return True
+
+
+@compiled
+def claim(state, thread):
+    """The next part of the phase, 0, 1, 2, ... over all threads that take part; for others one that no phase has."""
+    return _add(state, _CLAIMED, 1) if _takes_part(state, thread) else _NO_PART
+
+
+@compiled
+def num_threads_of(state):
+    return state[_SIZE]
+
+
+@compiled
+def barrier(state, thread):
+    """Returns when all threads that take part are here; parts are counted from 0 again."""
+    own = _own(thread)
+    phase = state[own]
+    state[own] = (phase + 1) & _PHASE_BITS
+    if not state[own + 1]:
         return
-    passed = _get(state, _RELEASED)
-    if _add(state, _ARRIVED, 1) + 1 == (passed + 1) * num_threads:
+    meeting = _add(state, _MEETING, _ARRIVAL) + _ARRIVAL
+    num_members = (meeting >> 32) & 0xFFFF
+    if meeting >> 48 == num_members:
         _set(state, _CLAIMED, 0)
-        _add(state, _RELEASED, 1)
+        _add(state, _MEETING, num_members * _MEMBER + state[own] - meeting)
         if _get(state, _SLEEPING):
-            _wake(state, _RELEASED)
+            _wake(state, _MEETING)
         return
     since, patience = clock(), _get(state, _PATIENCE)
     while clock() - since < patience:
-        if _get(state, _RELEASED) != passed:
+        if _get(state, _MEETING) & _PHASE_BITS != phase:
             return
         _pause()
     _add(state, _SLEEPING, 1)
-    while _get(state, _RELEASED) == passed:
-        _wait(state, _RELEASED, passed)
+    while _get(state, _MEETING) & _PHASE_BITS == phase:
+        _wait(state, _MEETING, phase)
     _add(state, _SLEEPING, -1)
     if clock() - since < 2 * _LONGEST_SPIN:
         _set(state, _PATIENCE, min(2 * patience, _LONGEST_SPIN))
@@ -148,9 +203,10 @@ class Team:
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
-        self.state = np.zeros(STATE_WORDS, np.int64)
-        self.state[_PATIENCE] = _LONGEST_SPIN
-        self._work: Callable[[int], None] | None = None
+        self.state = np.zeros(_OWN + num_threads * _WORDS_OF_THREAD, np.int64)
+        self.state[_PATIENCE], self.state[_SIZE] = _LONGEST_SPIN, num_threads
+        self._run: tuple[Callable[[int], None], int] | None = None
+        """What is run, and the number of its first phase."""
         self._bells = [os.eventfd(0) for _ in range(num_threads - 1)]
         self._is_closed = False
         self._threads = [
@@ -161,11 +217,14 @@ class Team:
             thread.start()
 
     def run(self, work: Callable[[int], None]) -> None:
-        """Call work(index) in every thread; it must pass the same barriers in each and end with one."""
-        self._work = work
+        """Call work(index) here with 0, and in each helper that comes in time; it must pass the same barriers in each
+        and end with one. A helper that is late may still be inside it after the return, and touches nothing."""
+        phase = int(self.state[_MEETING]) & _PHASE_BITS
+        self.state[_MEETING] = phase | _MEMBER
+        self._run = work, phase
         for bell in self._bells:
             os.eventfd_write(bell, 1)
-        work(0)
+        self._enter(0, work, phase, takes_part=True)
 
     def close(self) -> None:
         """End the helpers."""
@@ -180,5 +239,10 @@ class Team:
             os.eventfd_read(bell)
             if self._is_closed:
                 return
-            assert self._work is not None
-            self._work(index)
+            assert self._run is not None
+            self._enter(index, *self._run, takes_part=False)
+
+    def _enter(self, index: int, work: Callable[[int], None], phase: int, *, takes_part: bool) -> None:
+        own = _OWN + index * _WORDS_OF_THREAD
+        self.state[own], self.state[own + 1] = phase, takes_part
+        work(index)

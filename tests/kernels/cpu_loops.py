@@ -7,6 +7,9 @@ from callboard.kernels.cpu.floats import exp, gelu_tanh, narrow, silu
 from callboard.kernels.cpu.reductions import largest_magnitude_of, largest_of, sum_of, sum_of_squares
 from callboard.kernels.cpu.team import barrier, claim
 
+_MANY = 1 << 20
+"""More than a thread can claim that takes part."""
+
 
 @compiled
 def apply_exp(x, out):
@@ -33,21 +36,24 @@ def narrow_all(x, out):
 
 
 @compiled
-def run_rounds(state, num_threads, num_rounds, marks, faults):
-    """Every round marks each part once; behind the barrier every thread must see all marks of the round."""
+def run_rounds(state, thread, num_rounds, marks, faults):
+    """Every round marks each part once; behind the barrier every thread that takes part must see all marks of the
+    round, and no later ones; others touch nothing. faults: int64 [2]: those, and rounds that it took part in."""
     for turn in range(1, num_rounds + 1):
         while True:
-            part = claim(state)
+            part = claim(state, thread)
             if part >= marks.size:
                 break
             if marks[part] != turn - 1:
                 faults[0] += 1
             marks[part] = turn
-        barrier(state, num_threads)
+        barrier(state, thread)
+        takes_part = part < _MANY
+        faults[1] += takes_part
         for part in range(marks.size):
-            if marks[part] != turn:
+            if marks[part] != turn and takes_part:
                 faults[0] += 1
-        barrier(state, num_threads)
+        barrier(state, thread)
 
 
 @compiled

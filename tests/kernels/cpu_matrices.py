@@ -7,9 +7,11 @@ import numpy as np
 from callboard.kernels.cpu.linear import Rows, fields_of, make_rows, multiply
 from callboard.kernels.cpu.packing import MatrixPacker, PackedMatrix
 from callboard.kernels.cpu.rows import round_row
-from callboard.kernels.cpu.team import STATE_WORDS
+from callboard.kernels.cpu.team import Team
 
 BITS = (4, 8, 16, 32)
+
+_ALONE = Team(1)
 
 
 def random_matrix(seed: int, out_features: int, in_features: int) -> np.ndarray:
@@ -76,7 +78,7 @@ def one_row(rows: Rows, row: int) -> Rows:
 
 def multiply_alone(matrix: PackedMatrix, rows: Rows, num_rows: int, y: np.ndarray, adds: int = 0) -> np.ndarray:
     """`multiply` in this thread, into y; returns y [num_rows, out_features]."""
-    multiply(np.zeros(STATE_WORDS, np.int64), 1, fields_of(matrix), rows, num_rows, y, adds)
+    _ALONE.run(lambda index: multiply(_ALONE.state, index, fields_of(matrix), rows, num_rows, y, adds))
     return y[:num_rows, : matrix.out_features]
 
 

@@ -109,7 +109,7 @@ def test_threads_change_no_bit(bits, num_threads):
     team, fields, shared = Team(num_threads), fields_of(matrix), empty(matrix, MOST_ROWS)
     try:
         for _ in range(3):
-            team.run(lambda _: multiply(team.state, num_threads, fields, rows, MOST_ROWS, shared, 0))
+            team.run(lambda index: multiply(team.state, index, fields, rows, MOST_ROWS, shared, 0))
             assert np.array_equal(shared[:, :700], y)
             shared.fill(np.nan)
     finally:

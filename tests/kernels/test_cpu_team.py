@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from callboard.kernels.cpu.team import Team, barrier
+from callboard.kernels.cpu.team import Team
 from callboard.tests.kernels.cpu_loops import run_rounds
 
 NUM_PARTS = 7
@@ -24,9 +24,10 @@ def team(request):
 def count_faults(team, num_rounds):
     faults = np.zeros((team.num_threads, 8), np.int64)
     marks = np.zeros(NUM_PARTS, np.int64)
-    team.run(lambda index: run_rounds(team.state, team.num_threads, num_rounds, marks, faults[index]))
+    team.run(lambda index: run_rounds(team.state, index, num_rounds, marks, faults[index]))
     assert (marks == num_rounds).all()
-    return faults.sum()
+    assert faults[0, 1] == num_rounds
+    return faults[:, 0].sum()
 
 
 def test_no_part_is_lost_or_done_twice_in_ten_thousand_barriers(team):
@@ -38,15 +39,58 @@ def test_runs_follow_one_another(team):
 
 
 def test_each_thread_has_its_own_number(team):
-    seen = [0] * team.num_threads
+    seen, all_there = [0] * team.num_threads, threading.Barrier(team.num_threads)
 
     def work(index):
         seen[index] = threading.get_ident()
-        barrier(team.state, team.num_threads)
+        all_there.wait(60.0)
 
     team.run(work)
     assert len(set(seen)) == team.num_threads
     assert seen[0] == threading.get_ident()
+
+
+def test_nobody_waits_for_a_helper_that_is_late_and_it_touches_nothing(team):
+    """It comes when the run is over, and while later ones go on."""
+    faults, marks = np.zeros((team.num_threads, 8), np.int64), np.zeros(NUM_PARTS, np.int64)
+    are_inside = threading.Barrier(team.num_threads)
+    may_come, are_through = threading.Event(), threading.Semaphore(0)
+
+    def work(index):
+        are_inside.wait(60.0)
+        if index:
+            assert may_come.wait(60.0)
+        run_rounds(team.state, index, 50, marks, faults[index])
+        if index:
+            are_through.release()
+
+    team.run(work)
+    assert (marks == 50).all() and faults[0].tolist()[:2] == [0, 50]
+    may_come.set()
+    assert count_faults(team, 2000) == 0
+    for _ in range(team.num_threads - 1):
+        assert are_through.acquire(timeout=60.0)
+    assert (marks == 50).all() and not faults[1:].any()
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_a_helper_joins_in_the_middle(team, turn):
+    """The caller's first rounds are its own; then the others are let in."""
+    faults, marks = np.zeros((team.num_threads, 8), np.int64), np.zeros(NUM_PARTS, np.int64)
+    may_come = threading.Event()
+    num_rounds = 2_000
+
+    def work(index):
+        if index == 0:
+            threading.Thread(target=may_come.set).start()
+        else:
+            assert may_come.wait(60.0)
+        run_rounds(team.state, index, num_rounds, marks, faults[index])
+
+    team.run(work)
+    assert (marks == num_rounds).all()
+    assert not faults[:, 0].any()
+    assert faults[0, 1] == num_rounds
 
 
 def helpers():
