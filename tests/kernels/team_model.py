@@ -1,5 +1,5 @@
-"""A model of the meeting of `kernels/cpu/team.py`: each atomic access of each thread is a step, and every order of them is
-gone through.
+"""A model of the meeting of `kernels/cpu/team.py`: each atomic access of each thread is a step, and every order of
+them is gone through.
 
 Thread 0 runs twice, `NUM_PHASES` phases of `NUM_PARTS` parts each; the others are rung for each run, and may come at
 any time, or never. A fault is a part that is done twice or too early or not at all, and a thread that nobody wakes.
