@@ -14,6 +14,7 @@ from ..checkpoints.weight_formats import PACKED_DTYPES, PANEL_ROWS, held_bits, s
 from ..kernels.cpu import decoder_step as kernels
 from ..kernels.cpu.attention import make_scratch
 from ..kernels.cpu.linear import FINE_FROM, fields_of, make_rows
+from ..kernels.cpu.pack_panels import load_packing
 from ..kernels.cpu.packing import PackedMatrix
 from ..kernels.cpu.panels import PANELS
 from ..kernels.cpu.quantized_rows import Float32s
@@ -129,6 +130,7 @@ def load_compiled_model(
     """As `load_model`, for a dtype of `weight_formats.PACKED_DTYPES` or `FLOAT_BITS`."""
     family = model_family(shape.architecture)
     bits = held_bits(dtype, shape, stored_types(checkpoint, shape))
+    load_packing()  # before the others are: it would wait for them
     kernels_load = threading.Thread(target=_load_panels, args=(frozenset(bits.values()),), daemon=True)
     kernels_load.start()  # in Python, while numpy packs weights, which lets others run
     form = PackedForm(bits)

@@ -15,7 +15,6 @@ from ..errors import UnsupportedModel
 from ..kernels.cpu.quantized_rows import Float32s
 from .gguf_dequantize import dequantize
 from .gguf_order import in_canonical_order
-from .gguf_quantized import has_quantized, read_quantized
 from .parts import RowsOfPiece
 from .tensors import StoredTensor
 
@@ -60,6 +59,8 @@ def _stored_tensor(
         return _to_tensor(raw_rows(first, last), tensor.type).view(last - first, *shape[1:])
 
     def read_stored(first: int, last: int) -> RowsOfPiece:
+        from .gguf_quantized import has_quantized, read_quantized  # whoever computes with torch loads no compiler
+
         raw = raw_rows(first, last)
         if has_quantized(tensor.type):
             return read_quantized(raw, tensor.type)

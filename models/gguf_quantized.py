@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoints.gguf_types import BLOCKS
+from ..kernels.cpu.pack_panels import split_nibbles
 from ..kernels.cpu.quantized_rows import QuantizedRows
-from .gguf_dequantize import fifth_bits, nibbles, six_bit_scales
+from .gguf_dequantize import fifth_bits, six_bit_scales
 
 Bytes = NDArray[np.uint8]
 Halves = NDArray[np.float16]
@@ -37,22 +38,29 @@ def _half(blocks: Bytes, at: int) -> Halves:
     return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)
 
 
+def _nibbles(blocks: Bytes, first: int, group: int) -> Bytes:
+    """From byte `first` of each block on, as `gguf_dequantize.nibbles`, in one line."""
+    q = np.empty((len(blocks), 2 * (blocks.shape[1] - first)), np.uint8)
+    split_nibbles(blocks, first, group, q)
+    return q
+
+
 def _q4_0(blocks: Bytes) -> Parts:
     d = _half(blocks, 0)
-    return nibbles(blocks[:, 2:], 16).reshape(-1, 32), d, d * np.float16(-8)
+    return _nibbles(blocks, 2, 16), d, d * np.float16(-8)
 
 
 def _q4_1(blocks: Bytes) -> Parts:
-    return nibbles(blocks[:, 4:], 16).reshape(-1, 32), _half(blocks, 0), _half(blocks, 2)
+    return _nibbles(blocks, 4, 16), _half(blocks, 0), _half(blocks, 2)
 
 
 def _q5_0(blocks: Bytes) -> Parts:
     d = _half(blocks, 0)
-    return nibbles(blocks[:, 6:], 16).reshape(-1, 32) | fifth_bits(blocks[:, 2:6]), d, d * np.float16(-16)
+    return _nibbles(blocks, 6, 16) | fifth_bits(blocks[:, 2:6]), d, d * np.float16(-16)
 
 
 def _q5_1(blocks: Bytes) -> Parts:
-    q = nibbles(blocks[:, 8:], 16).reshape(-1, 32) | fifth_bits(blocks[:, 4:8])
+    q = _nibbles(blocks, 8, 16) | fifth_bits(blocks[:, 4:8])
     return q, _half(blocks, 0), _half(blocks, 2)
 
 
@@ -65,7 +73,7 @@ def _q4_k(blocks: Bytes) -> Parts:
     s, z = six_bit_scales(blocks[:, 4:16])
     d = _half(blocks, 0).astype(np.float32) * s
     m = _half(blocks, 2).astype(np.float32) * z
-    return nibbles(blocks[:, 16:], 32).reshape(-1, 256), d.astype(np.float16), (-m).astype(np.float16)
+    return _nibbles(blocks, 16, 32), d.astype(np.float16), (-m).astype(np.float16)
 
 
 _READERS: dict[str, Callable[[Bytes], Parts]] = {

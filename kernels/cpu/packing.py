@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from .pack_panels import interleave, interleave_scales, quantize_eight, quantize_four
 from .quantized_rows import GROUP, Float32s, QuantizedRows
 from .tiles import PANEL
 
@@ -19,7 +20,6 @@ Halves = NDArray[np.float16]
 
 FORMATS = {4: "int4", 8: "int8", 16: "bfloat16", 32: "float32"}
 """Bits of a weight -> name."""
-_LARGEST_HALF = 65504.0
 _ALIGNMENT = 64
 
 
@@ -132,16 +132,11 @@ class MatrixPacker:
         if not isinstance(rows, QuantizedRows):
             rows = quantize(rows, self._bits)
         num_panels = len(rows.q) // PANEL
-        quads = np.ascontiguousarray(rows.q).view(np.uint32).reshape(num_panels, PANEL, -1).transpose(0, 2, 1)
-        if self._bits == 4:
-            quads = quads[:, 0::2] | quads[:, 1::2] << np.uint32(4)  # in all four bytes: none has more than four bits
-        self._write(first_panel, np.ascontiguousarray(quads).view(np.uint8).reshape(num_panels, -1))
+        held = slice(first_panel, first_panel + num_panels)
+        words = self._values.view(np.uint32).reshape(self._num_panels, -1, PANEL)
+        interleave(np.ascontiguousarray(rows.q).view(np.uint32), words[held])
         for target, source in ((self._d, rows.d), (self._m, rows.m)):
-            panels = source.reshape(num_panels, PANEL, -1).transpose(0, 2, 1)
-            target[first_panel : first_panel + num_panels] = panels
-
-    def _write(self, first_panel: int, panels: UInt8s) -> None:
-        self._values.reshape(self._num_panels, -1)[first_panel : first_panel + len(panels)] = panels
+            interleave_scales(source.view(np.uint16), target[held].view(np.uint16))
 
 
 def fits(bits: int, in_features: int) -> bool:
@@ -152,19 +147,10 @@ def fits(bits: int, in_features: int) -> bool:
 def quantize(weights: Float32s, bits: int) -> QuantizedRows:
     """float32 [n, columns] -> the nearest of its format: int4 spans each group from its minimum to its maximum, int8
     (q - 128 from -127 to 127) is even on both sides of zero."""
-    groups = weights.reshape(len(weights), -1, GROUP)
-    if bits == 4:
-        lowest = groups.min(axis=-1)
-        d = ((groups.max(axis=-1) - lowest) / 15).clip(0, _LARGEST_HALF).astype(np.float16)
-        m = lowest.clip(-_LARGEST_HALF, _LARGEST_HALF).astype(np.float16)
-        highest = 15
-    else:
-        d = (np.abs(groups).max(axis=-1) / 127).clip(0, _LARGEST_HALF / 128).astype(np.float16)
-        m = (-128 * d.astype(np.float32)).astype(np.float16)
-        highest = 255
-    scale = d.astype(np.float32)[..., None]
-    steps = np.divide(groups - m.astype(np.float32)[..., None], scale, out=np.zeros_like(groups), where=scale > 0)
-    q = np.rint(steps).clip(0, highest).astype(np.uint8).reshape(weights.shape)
+    num_rows, columns = weights.shape
+    q = np.empty((num_rows, columns), np.uint8)
+    d, m = (np.empty((num_rows, columns // GROUP), np.float16) for _ in range(2))
+    (quantize_four if bits == 4 else quantize_eight)(weights, q, d.view(np.uint16), m.view(np.uint16))
     return QuantizedRows(q, d, m)
 
 
