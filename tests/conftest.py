@@ -6,10 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from callboard.bench.random_model import write_random_model
 from callboard.checkpoints import resolve_checkpoint
+
+# Without a GPU, Triton kernels run in its interpreter; triton looks at this once, when a process first imports it.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # An upper bound on time says how busy the machine is: no example has one.
 settings.register_profile("callboard", deadline=None)
