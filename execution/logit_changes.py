@@ -48,13 +48,13 @@ class LogitChanges:
         """Forget every row."""
         self._rows.clear()
 
-    def change(self, logits: Array, inputs: StepInputs) -> dict[int, Array]:
+    def change(self, logits: Array, inputs: StepInputs, *, keeps_raw: bool = True) -> dict[int, Array]:
         """logits: float32 [k, vocab] of the rows that sample; changed in place. Returns of those whose own logits are
-        wanted and were changed: index into the k rows -> float32 [vocab]."""
+        wanted and were changed, if `keeps_raw`: index into the k rows -> float32 [vocab]."""
         if not self._rows:
             return {}
         arrays, rows = self._batch.sampling, inputs.sample_rows
-        wants_raw = arrays.has_logprobs[rows] & ~arrays.has_processed_logprobs[rows]
+        wants_raw = arrays.has_logprobs[rows] & ~arrays.has_processed_logprobs[rows] & keeps_raw
         positions = inputs.sample_positions.tolist()
         raw: dict[int, Array] = {}
         edits = _Edits()

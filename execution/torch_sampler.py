@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.sampling import SamplingBatch, sample
+from ..kernels.sampling import sample
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan
 from .input_batch import InputBatch
 from .logit_changes import LogitChanges
@@ -17,6 +17,7 @@ from .prompt_logprobs import prompt_logprobs
 from .prompt_pieces import PromptPieces
 from .sampled_logprobs import StepLogits, sampled_logprobs
 from .sampler import Sampled
+from .sampling_batch import sampling_batch
 
 
 class TorchSampler:
@@ -38,7 +39,9 @@ class TorchSampler:
     @torch.inference_mode()
     def sample(self, hidden: Tensor, inputs: StepInputs) -> Sampled:
         logits = self._compute_logits(hidden[self._to_device(inputs.last_tokens)])
-        step = StepLogits(logits, self._sampling_batch(inputs), self.logit_changes.change(logits, inputs))
+        step = StepLogits(
+            logits, sampling_batch(self._batch, inputs, self._to_device), self.logit_changes.change(logits, inputs)
+        )
         sampled = sample(logits, step.parameters)
         logprobs = sampled_logprobs(step, sampled, inputs.sample_rows, self._batch.sampling)
         return Sampled(sampled.cpu().numpy().astype(np.int32), logprobs)
@@ -46,22 +49,6 @@ class TorchSampler:
     @torch.inference_mode()
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Tensor) -> PromptLogprobs:
         return prompt_logprobs(pieces, hidden, self._compute_logits, self._vocab_size)
-
-    def _sampling_batch(self, inputs: StepInputs) -> SamplingBatch | None:
-        """Parameters of the rows that sample; None if all are greedy."""
-        arrays, rows = self._batch.sampling, inputs.sample_rows
-        temperature = arrays.temperature[rows]
-        if not temperature.any():
-            return None
-        return SamplingBatch(
-            temperature=self._to_device(temperature),
-            top_k=self._to_device(arrays.top_k[rows]),
-            top_p=self._to_device(arrays.top_p[rows]),
-            min_p=self._to_device(arrays.min_p[rows]),
-            seeds=self._to_device(arrays.seed[rows].view(np.int64)),
-            indexes=self._to_device((inputs.sample_positions - self._batch.index_origins[rows]).astype(np.int64)),
-            choices=self._to_device(arrays.choice[rows]),
-        )
 
     def _to_device(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -1,0 +1,32 @@
+"""Parameters of a step's rows as the sampling functions in torch take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from torch import Tensor
+
+from ..kernels.sampling import SamplingBatch
+from .input_batch import InputBatch
+from .prepare_inputs import StepInputs
+
+Place = Callable[[np.ndarray[tuple[int, ...], np.dtype[np.generic]]], Tensor]
+"""An array of the host -> the same beside the logits."""
+
+
+def sampling_batch(batch: InputBatch, inputs: StepInputs, place: Place) -> SamplingBatch | None:
+    """Of the rows that sample; None if all are greedy."""
+    arrays, rows = batch.sampling, inputs.sample_rows
+    temperature = arrays.temperature[rows]
+    if not temperature.any():
+        return None
+    return SamplingBatch(
+        temperature=place(temperature),
+        top_k=place(arrays.top_k[rows]),
+        top_p=place(arrays.top_p[rows]),
+        min_p=place(arrays.min_p[rows]),
+        seeds=place(arrays.seed[rows].view(np.int64)),
+        indexes=place((inputs.sample_positions - batch.index_origins[rows]).astype(np.int64)),
+        choices=place(arrays.choice[rows]),
+    )
