@@ -19,6 +19,7 @@ CallboardError
 │   ├── SlowPeer          (rank, behind, seconds, phase)
 │   ├── MessageTooLarge   larger than the slot or the limit that the topology fixed
 │   ├── StaleEpoch        a record or handle of an earlier life of the board
+│   ├── DeviceFault       a device that runs nothing more, whatever it is told
 │   ├── ProtocolViolation a gap, a broken header, a message of an unknown kind
 │   └── EndOfStream       the writer closed the board on purpose, or died and the board was sealed
 ├── StartFailed           a start that failed: phase, cause, advice; printed on one screen, exit code 1
@@ -175,6 +176,10 @@ class MessageTooLarge(ActorFault):
     def __init__(self, what: str, num_bytes: int, max_bytes: int) -> None:
         super().__init__(f"{what} has {num_bytes:,} bytes, the limit is {max_bytes:,}")
         self.what, self.num_bytes, self.max_bytes = what, num_bytes, max_bytes
+
+
+class DeviceFault(ActorFault):
+    """A worker's device reports an error behind which nothing runs on it; only a new process gets it back."""
 
 
 class StaleEpoch(ActorFault):

@@ -1,43 +1,33 @@
-"""The worker actor: a thread that takes plans from the call board, runs them, and publishes results.
+"""The worker actor: a thread that takes plans from the call board, launches them, and publishes results.
 
 The step loop is a thread of its own with blocking doorbells; the process's asyncio loop serves control messages only.
+A plan that is there is launched before the step before it has ended; results are published in the order of the plans.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
-from ..errors import ActorFault, EndOfStream, StaleEpoch
-from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
+from ..errors import EndOfStream, StaleEpoch, WouldBlock
+from ..mailbox.messages.steps import StepPlan
 from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressLine
-from ..topology.boards import MAX_ERROR_CHARS
+from .step_pipeline import Runner, StepPipeline
 
 _PUBLISH_TIMEOUT_S = 60.0
 """Results have a slot for every plan in flight, so a wait for one means that the scheduler does not move."""
 
 
-class Runner(Protocol):
-    """What runs plans: a model on a device."""
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """Raises ProtocolViolation for a plan that contradicts the rows; anything else is a failed step."""
-        ...
-
-    def warm_up(self) -> None: ...
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        ...
+_LOOK_AGAIN_S = 20e-6
+"""Between two looks for the next plan while a step is on the device: it has no descriptor that could be waited for
+together with the board's."""
 
 
 class EpochEnds(NamedTuple):
@@ -55,12 +45,16 @@ class WorkerActor:
     rank waits for the boards of the next one.
     """
 
-    def __init__(self, name: str, load: Callable[[], Runner], progress: ProgressLine, stop_fd: int) -> None:
-        """`stop_fd`: the eventfd that interrupts a call board's blocking receive (its `wake_fd`)."""
+    def __init__(
+        self, name: str, load: Callable[[], Runner], progress: ProgressLine, stop_fd: int, *, pipeline_depth: int
+    ) -> None:
+        """`stop_fd`: the eventfd that interrupts a call board's blocking receive (its `wake_fd`); `pipeline_depth`:
+        steps in flight, at most: with so many launched no plan can come before a result is published."""
         self.name = name
         self._load = load
         self._progress = progress
         self._stop_fd = stop_fd
+        self._pipeline_depth = pipeline_depth
         self._epochs: SimpleQueue[EpochEnds | None] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -109,22 +103,47 @@ class WorkerActor:
     def _run_epoch(self, runner: Runner, ends: EpochEnds) -> None:
         decoder = msgspec.msgpack.Decoder(StepPlan)
         encoder = msgspec.msgpack.Encoder()
-        progress = self._progress
-        steps = _Steps(runner)
+        pipeline = StepPipeline(runner)
         try:
             while True:
-                plan = decoder.decode(ends.call_board.receive())
+                record = self._next_record(runner, ends.call_board, pipeline)
+                if record is None:
+                    self._publish_oldest(ends, pipeline, encoder)
+                    continue
+                plan = decoder.decode(record)
                 if plan.epoch != ends.epoch:
                     raise StaleEpoch(plan.epoch, ends.epoch)
-                progress.mark(phase=Phase.STEPPING, step=plan.step)
-                result = msgspec.structs.replace(steps.run(plan), num_plans_waiting=ends.call_board.num_waiting())
-                ends.result_board.publish(encoder.encode(result), _PUBLISH_TIMEOUT_S, lambda _: "scheduling")
-                progress.mark(phase=Phase.IDLE, step=plan.step)
+                self._progress.mark(phase=Phase.STEPPING, step=plan.step)
+                pipeline.launch(plan)
         except EndOfStream:
+            while pipeline.num_pending:  # the board has a slot for each; whoever reads it may be gone
+                self._publish_oldest(ends, pipeline, encoder)
             runner.clear()
         finally:
             ends.call_board.detach()
             ends.result_board.detach()
+
+    def _next_record(self, runner: Runner, call_board: BoardReader, pipeline: StepPipeline) -> bytes | None:
+        """The next plan; None when the oldest step's result is there, or is the next thing that can come.
+
+        Raises EndOfStream."""
+        if not pipeline.num_pending:
+            while not call_board.num_waiting() and runner.use_idle_time():
+                pass
+            return call_board.receive()
+        while pipeline.num_pending < self._pipeline_depth and not pipeline.is_oldest_done():
+            try:
+                return call_board.receive_nowait()
+            except WouldBlock:
+                time.sleep(_LOOK_AGAIN_S)
+        return None
+
+    def _publish_oldest(self, ends: EpochEnds, pipeline: StepPipeline, encoder: msgspec.msgpack.Encoder) -> None:
+        result = pipeline.collect()
+        num_plans_waiting = pipeline.num_pending + ends.call_board.num_waiting()
+        result = msgspec.structs.replace(result, num_plans_waiting=num_plans_waiting)
+        ends.result_board.publish(encoder.encode(result), _PUBLISH_TIMEOUT_S, lambda _: "scheduling")
+        self._progress.mark(phase=Phase.STEPPING if pipeline.num_pending else Phase.IDLE)
 
     def _report(self, future: asyncio.Future[None], error: BaseException | None) -> None:
         def settle() -> None:
@@ -135,42 +154,3 @@ class WorkerActor:
                     future.set_exception(error)
 
         self._loop.call_soon_threadsafe(settle)
-
-
-class _Steps:
-    """Runs plans; behind a step that failed nothing is run until a fresh plan, for later plans build on it."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._has_failed = False
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """One result for each plan. Raises ActorFault, which no other batch would be spared."""
-        if plan.is_fresh:
-            self._runner.clear()
-            self._has_failed = False
-        if self._has_failed:
-            return _no_rows(plan, StepOutcome.VOID, "")
-        try:
-            return self._runner.run(plan)
-        except ActorFault:
-            raise
-        except Exception as error:  # the scheduler finds out whose it is
-            self._has_failed = True
-            traceback.print_exc(file=sys.stderr)
-            return _no_rows(plan, StepOutcome.FAILED, f"{type(error).__name__}: {error}")
-
-
-def _no_rows(plan: StepPlan, outcome: StepOutcome, error: str) -> StepResult:
-    now_ns = time.monotonic_ns()
-    return StepResult(
-        epoch=plan.epoch,
-        step=plan.step,
-        runs=b"",
-        positions=b"",
-        token_ids=b"",
-        start_ns=now_ns,
-        end_ns=now_ns,
-        outcome=outcome,
-        error=error[:MAX_ERROR_CHARS],
-    )

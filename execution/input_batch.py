@@ -88,6 +88,10 @@ class InputBatch:
         self.token_ids[rows, positions] = token_ids
         self.num_known[rows] = np.maximum(self.num_known[rows], positions + 1)
 
+    def expect_sampled(self, rows: Int32s, positions: Int32s) -> None:
+        """A step that was launched will sample tokens there: until `write_sampled` only the device knows them."""
+        self.num_known[rows] = np.maximum(self.num_known[rows], positions + 1)
+
     def clear(self) -> None:
         """Forget every row, as at the start of an epoch."""
         self.is_used[:] = False

@@ -22,6 +22,7 @@ from .null_tokens import (
     top_logprobs_of,
     traces_of,
 )
+from .pending_step import EndedStep
 from .prepare_inputs import StepInputs, prepare_inputs
 from .prompt_pieces import find_prompt_pieces
 
@@ -49,6 +50,14 @@ class NullRunner:
         """Where a row goes on, once it has computed anything."""
         self._next_run = np.full(max_num_seqs, -1, np.int64)
         """The run that `_next_start` is of."""
+
+    def launch(self, plan: StepPlan) -> EndedStep:
+        """`run`, which ends before it returns."""
+        return EndedStep(self.run(plan))
+
+    def use_idle_time(self) -> bool:
+        """Nothing is done ahead."""
+        return False
 
     def run(self, plan: StepPlan) -> StepResult:
         """Apply the plan, write the traces of its tokens, draw.

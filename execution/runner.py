@@ -7,13 +7,14 @@ import time
 import msgspec
 import numpy as np
 
-from ..mailbox.messages.sampling import SamplingParams
-from ..mailbox.messages.steps import NewRow, PromptLogprobs, StepPlan, StepResult
+from ..mailbox.messages.steps import PromptLogprobs, StepPlan, StepResult
 from .forward import Forward
 from .input_batch import InputBatch
+from .pending_step import EndedStep
 from .prepare_inputs import prepare_inputs
 from .prompt_pieces import find_prompt_pieces
 from .sampler import Sampled
+from .warm_up import warm_up_plans
 
 
 class ModelRunner:
@@ -24,6 +25,14 @@ class ModelRunner:
         self.forward = forward
         self.batch = InputBatch(max_num_seqs, max_model_len, forward.kv.block_size)
         self.sampler = forward.make_sampler(self.batch)
+
+    def launch(self, plan: StepPlan) -> EndedStep:
+        """`run`, which ends before it returns."""
+        return EndedStep(self.run(plan))
+
+    def use_idle_time(self) -> bool:
+        """Nothing is done ahead."""
+        return False
 
     def run(self, plan: StepPlan) -> StepResult:
         """Apply the plan, compute its rows, sample. Raises ProtocolViolation for a plan that contradicts the batch."""
@@ -55,41 +64,11 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Run small steps of every kind, so that the first request does not pay for first calls. The batch is left
         empty; block 0 is written to. Raises what a step may raise."""
-        num_tokens = max(1, min(8, self.forward.kv.block_size - 1, self.batch.max_model_len - 2))
-        sampling = SamplingParams(seed=0, temperature=1.0, top_p=0.9, logprobs=1)
-        row = NewRow(
-            row=0,
-            run=0,
-            request_id="",
-            choice=0,
-            attempt=0,
-            num_prompt_tokens=num_tokens,
-            token_ids=np.zeros(num_tokens, np.int32).tobytes(),
-            block_ids=np.zeros(1, np.int32).tobytes(),
-            sampling=sampling,
-        )
-        self.run(_single_row_plan([row], 0, num_tokens))
-        if num_tokens < min(self.forward.kv.block_size, self.batch.max_model_len):
-            self.run(_single_row_plan([], num_tokens, 1))
+        for plan in warm_up_plans(self.forward.kv.block_size, self.batch.max_model_len):
+            self.run(plan)
         self.clear()
 
     def clear(self) -> None:
         """Forget all rows: the scheduler that placed them is gone, or a step failed."""
         self.batch.clear()
         self.sampler.clear()
-
-
-def _single_row_plan(new_rows: list[NewRow], start: int, num_tokens: int) -> StepPlan:
-    """Row 0, run 0, sampling."""
-    return StepPlan(
-        epoch=0,
-        step=0,
-        now_ns=0,
-        new_rows=new_rows,
-        removed_rows=b"",
-        rows=np.zeros(1, np.int32).tobytes(),
-        runs=np.zeros(1, np.int64).tobytes(),
-        starts=np.array([start], np.int32).tobytes(),
-        num_tokens=np.array([num_tokens], np.int32).tobytes(),
-        samples=np.ones(1, np.bool_).tobytes(),
-    )

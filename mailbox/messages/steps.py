@@ -133,7 +133,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31)
     top_logprobs: bytes = b""
     """float32, shape of top_ids"""
     num_plans_waiting: int = 0
-    """Plans on the call board that the worker had not taken when the step ended."""
+    """Plans that the worker had, launched or on the call board, when the step ended: its device went on."""
     outcome: StepOutcome = StepOutcome.DONE
     """If it is not DONE the result has no rows."""
     error: str = ""

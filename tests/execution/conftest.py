@@ -17,6 +17,7 @@ from callboard.execution.runner import ModelRunner
 from callboard.execution.torch_forward import TorchForward
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.messages.steps import NewRow, StepPlan
+from callboard.tests.kernels.conftest import pytest_pycollect_makemodule  # noqa: F401  # for test_gpu_*.py
 
 VOCAB_SIZE = 101
 BLOCK_SIZE = 4
