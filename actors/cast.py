@@ -52,6 +52,8 @@ class Cast:
         self.actor_deadline_s = start.topology.supervision.actor_deadline_s
         self.frontends: list[Frontend] = []
         self.failed_actor: str | None = None
+        self.num_measured_blocks = 0
+        """Of the worker's pool, if it has measured its device; 0: not."""
         self._start = start
         self._fds = fds
         self._max_bytes = max(_MIN_MAX_BYTES, 4 * start.topology.server.max_request_bytes)
@@ -208,11 +210,20 @@ class Cast:
         section = next(p for p in start.topology.process if p.name == start.process)
         line = self._page.line(start.all_actors.index(name))
         stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        worker = WorkerActor(name, lambda: make_runner(start, section, line), line, stop_fd)
+        worker = WorkerActor(
+            name,
+            lambda: make_runner(start, section, line, self._note_measured),
+            line,
+            stop_fd,
+            pipeline_depth=start.topology.scheduler.pipeline_depth,
+        )
         self._worker, self._worker_stop_fd = worker, stop_fd
         fds = {name: self.take_fd(name) for layout in start.boards for name in layout.fd_names()}
         self._attach_worker(worker, start.boards, fds)
         await worker.start()
+
+    def _note_measured(self, num_blocks: int) -> None:
+        self.num_measured_blocks = num_blocks
 
     def _attach_worker(self, worker: WorkerActor, boards: tuple[BoardLayout, ...], fds: dict[str, int]) -> None:
         from .worker import EpochEnds

@@ -85,7 +85,8 @@ class _Child:
             gc.collect()
             gc.freeze()
             seconds = (time.monotonic_ns() - started_ns) / 1e9
-            self._control.send(Ready(start.process, start.incarnation, (("start", seconds),)))
+            phases = (("start", seconds),)
+            self._control.send(Ready(start.process, start.incarnation, phases, cast.num_measured_blocks))
             phase = "running"
             await self._faults.run(self._serve(cast))
         except StartFailed as error:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from ..mailbox.messages.control import Gone, Settled, Start, SupervisorToChild
 from ..shm_queue import Phase, ProgressLine, ProgressPage, create_progress_page
 from ..topology import expand_actors, kind_of
+from ..topology.device import has_gpu
 from .children import Child, spawn
 from .description import describe_engine
 from .epoch import EpochBoards
@@ -34,6 +35,8 @@ class Crew:
         self.actors_of = expand_actors(launch.topology)
         """Process -> its actors."""
         self.all_actors = tuple(actor for actors in self.actors_of.values() for actor in actors)
+        self.num_blocks = 0 if has_gpu(launch.topology) else launch.ledger.num_blocks
+        """Of the KV pool; 0 until the worker of a GPU has measured it."""
         self.children: dict[str, Child] = {}
         """By process; the last incarnation, dead or alive."""
         self._incarnations = dict.fromkeys(self.actors_of, 0)
@@ -49,6 +52,11 @@ class Crew:
     def process_of(self, kind: str) -> str:
         """The process that holds the actors of `kind`; of the first, if there are several."""
         return next(name for name, actors in self.actors_of.items() if any(kind_of(a) == kind for a in actors))
+
+    @property
+    def first_processes(self) -> list[str]:
+        """Those that have to be ready before the others can start: a worker that measures the pool."""
+        return [] if self.num_blocks else [self._worker_process]
 
     def holds(self, process: str, kind: str) -> bool:
         return any(kind_of(actor) == kind for actor in self.actors_of[process])
@@ -92,7 +100,7 @@ class Crew:
                 topology=launch.topology,
                 checkpoint=launch.checkpoint,
                 shape=launch.shape,
-                num_blocks=launch.ledger.num_blocks,
+                num_blocks=self.num_blocks,
                 max_model_len=launch.max_model_len,
                 links=self._wiring.links_of(name),
                 boards=self._boards.layouts if has_worker else (),

@@ -11,6 +11,7 @@ from ..checkpoints.shape import Checkpoint, ModelShape
 from ..checkpoints.weight_formats import PACKED_DTYPES, PANEL_ROWS, packed_dtype, stored_types
 from ..errors import ConfigError
 from ..topology import Topology
+from ..topology.device import has_gpu
 from ..topology.plan import worker_process
 from .log import log_event
 
@@ -36,7 +37,7 @@ def resolve_dtypes(topology: Topology, checkpoint: Checkpoint, shape: ModelShape
         if packed is not None and obstacle is None:
             dtype = packed
         else:
-            dtype = "bfloat16" if _cpu_has_bfloat16() else "float32"
+            dtype = "bfloat16" if has_gpu(topology) or _cpu_has_bfloat16() else "float32"
             if packed is not None:
                 log_event("model.weights_widened", stored=packed, held=dtype, reason=obstacle)
     kv_dtype: str = model.kv_dtype

@@ -21,6 +21,9 @@ from ..topology import (
     plan_memory,
     raise_problems,
 )
+from ..topology.device import has_gpu
+from ..topology.plan import worker_process
+from .device_memory import free_device_bytes
 from .dtypes import compiled_obstacle, cpu_flags, resolve_dtypes
 
 
@@ -66,7 +69,9 @@ def plan_launch(topology: Topology, checkpoint: Checkpoint, shape: ModelShape) -
     packed_bits = None
     if compiled_obstacle(topology, shape) is None:
         packed_bits = held_bits(topology.model.dtype, shape, stored_types(checkpoint, shape))
-    ledger = plan_memory(topology, shape, _available_bytes(), arithmetic_of(topology, cpu_flags(), packed_bits))
+    device = worker_process(topology).device
+    available_bytes = free_device_bytes(device) if has_gpu(topology) else _available_bytes()
+    ledger = plan_memory(topology, shape, available_bytes, arithmetic_of(topology, cpu_flags(), packed_bits))
     return Launch(topology, checkpoint, shape, max_model_len_of(topology, shape), ledger)
 
 

@@ -16,15 +16,28 @@ from .loading import LoadingStatistics
 from .log import log_event
 
 if TYPE_CHECKING:
+    from ..execution.device.runner import DeviceRunner
     from ..execution.forward import Forward
     from ..execution.null_runner import NullRunner
     from ..execution.runner import ModelRunner
 
 
-def make_runner(start: Start, section: ProcessSection, progress: ProgressLine) -> ModelRunner | NullRunner:
-    """The runner of one rank; a model is loaded, and the bytes loaded are shown on the progress line."""
+def make_runner(
+    start: Start,
+    section: ProcessSection,
+    progress: ProgressLine,
+    on_measured: Callable[[int], None] = lambda num_blocks: None,
+) -> ModelRunner | DeviceRunner | NullRunner:
+    """The runner of one rank; a model is loaded, and the bytes loaded are shown on the progress line.
+
+    `on_measured` is told the blocks of a pool that the device's memory was measured for.
+    """
     if section.device == NULL_DEVICE:
         return _null_runner(start)
+    if section.device != "cpu":
+        runner = _device_runner(start, section, progress)
+        on_measured(runner.pool.num_blocks)
+        return runner
     return _model_runner(start, section, progress)
 
 
@@ -44,6 +57,43 @@ def _null_runner(start: Start) -> NullRunner:
         max_num_seqs=start.topology.scheduler.max_num_seqs,
         max_model_len=start.max_model_len,
     )
+
+
+def _device_runner(start: Start, section: ProcessSection, progress: ProgressLine) -> DeviceRunner:
+    import torch
+
+    from ..execution.device.cuda import CudaDevice
+    from ..execution.device.limits import RunnerLimits
+    from ..execution.device.start import make_operations, start_runner
+    from ..models.device_decoder import DeviceDecoder
+    from ..models.device_form import load_device_decoder
+
+    device = CudaDevice(torch.device(section.device))
+    settings, scheduler = start.topology.model, start.topology.scheduler
+    dtype: torch.dtype = getattr(torch, settings.dtype)
+    limits = RunnerLimits(
+        scheduler.max_num_seqs, scheduler.max_num_batched_tokens, start.max_model_len, scheduler.pipeline_depth
+    )
+
+    def report(done: int, total: int) -> None:
+        progress.set_statistics(LoadingStatistics(done, total))
+
+    def load() -> DeviceDecoder:
+        there = device.torch_device
+        operations = make_operations(start.shape, limits.max_step_tokens, dtype, there)
+        return load_device_decoder(start.checkpoint, start.shape, dtype, there, operations, start.max_model_len, report)
+
+    runner, plan = start_runner(
+        load,
+        device,
+        limits,
+        start.topology.kv_cache,
+        getattr(torch, settings.kv_dtype),
+        section.graphs,
+        start.num_blocks,
+    )
+    log_event("worker.memory", **{name: getattr(plan, name) for name in plan.__struct_fields__})
+    return runner
 
 
 def _model_runner(start: Start, section: ProcessSection, progress: ProgressLine) -> ModelRunner:

@@ -83,8 +83,13 @@ class Supervisor:
         """
         try:
             self.url = self._crew.open()
-            for name in self._crew.actors_of:
+            for name in (first := self._crew.first_processes):
                 self._spawn(name)
+            if first:
+                await self._faults.run(self._wait_ready())
+            for name in self._crew.actors_of:
+                if name not in first:
+                    self._spawn(name)
             await self._faults.run(self._wait_ready())
             self._crew.attach_scheduler()
             self._is_serving = True
@@ -156,6 +161,7 @@ class Supervisor:
         match message:
             case Ready():
                 child.is_ready = True
+                self._crew.num_blocks = message.num_blocks or self._crew.num_blocks
                 log_event("process.ready", process=child.name, pid=child.pid, **dict(message.phases))
                 if self._is_serving:
                     self._crew.attach_scheduler()

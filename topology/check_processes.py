@@ -87,9 +87,9 @@ def _check_worker_fields(
     if not DEVICE.fullmatch(process.device):
         allowed = '"cpu", "null", "cuda" or "cuda:N"'
         problems.append(Problem((*path, "device"), device, allowed, '"cpu" is the default'))
-    elif process.device not in ("cpu", NULL_DEVICE):
-        allowed = f'only "cpu" and "null", others are {NOT_YET}'
-        problems.append(Problem((*path, "device"), device, allowed, "leave it out"))
+    elif process.device not in ("cpu", NULL_DEVICE) and set(kinds) > {"worker"}:
+        allowed = "a process of its own for the worker of a GPU: it is started first, to measure its memory"
+        problems.append(Problem((*path, "device"), device, allowed, "move the other actors", ((*path, "actors"),)))
     for name, rule in (("tensor_parallel", _tensor_rule(shape)), ("pipeline_parallel", _stages_rule(shape))):
         if getattr(process, name) > 1:
             got = f"{name} = {getattr(process, name)}"

@@ -13,6 +13,7 @@ from .activations import StepLimits, activation_bytes_of, batch_and_sampling_byt
 from .arithmetic import Arithmetic
 from .boards import plan_boards
 from .compiled import compiled_buffer_bytes, packed_weight_bytes
+from .device import DEVICE_POOL_SHARE, device_graph_bytes, device_step_bytes, has_gpu
 from .plan import block_bytes_of, blocks_for, expand_actors, has_null_device, kind_of, max_model_len_of, worker_process
 from .render import render_bytes
 from .schema import Topology
@@ -96,7 +97,8 @@ def runtime_bytes_of(
 
 
 def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, arithmetic: Arithmetic) -> MemoryLedger:
-    """Share out `available_bytes`: all else first, then the KV pool as `[kv_cache]` says.
+    """Share out `available_bytes`, of a GPU's memory where the worker is on one: all else first, then the KV pool as
+    `[kv_cache]` says. On a GPU it is an estimate; the worker measures, and decides.
 
     Without a size in `[kv_cache]` the pool takes a quarter of what is free, but no more than max_num_seqs requests of
     max_model_len can use, and no less than one of them needs. A null device holds no model.
@@ -117,11 +119,20 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
         pool_tokens=max(most_blocks, request_blocks) * section.block_size,
         num_threads=worker_process(topology).threads or len(os.sched_getaffinity(0)),
     )
-    activation_bytes = 0 if is_null else _activation_bytes(shape, arithmetic, limits)
+    is_gpu = has_gpu(topology)
+    graph_bytes = device_graph_bytes(topology) if is_gpu else 0
+    if is_null:
+        activation_bytes = 0
+    elif is_gpu:
+        activation_bytes = device_step_bytes(shape, limits, arithmetic.dtype_bytes)
+    else:
+        activation_bytes = _activation_bytes(shape, arithmetic, limits)
     is_compiled = bool(arithmetic.packed_bits)
-    runtime_bytes = runtime_bytes_of(topology, shape, weight_bytes, activation_bytes, is_compiled=is_compiled)
-    board_bytes = sum(board.num_slots * board.slot_bytes for board in plan_boards(topology, max_model_len, epoch=0))
-    free_bytes = available_bytes - weight_bytes - activation_bytes - runtime_bytes - board_bytes
+    runtime_bytes = board_bytes = 0  # of a GPU's memory
+    if not is_gpu:
+        runtime_bytes = runtime_bytes_of(topology, shape, weight_bytes, activation_bytes, is_compiled=is_compiled)
+        board_bytes = sum(b.num_slots * b.slot_bytes for b in plan_boards(topology, max_model_len, epoch=0))
+    free_bytes = available_bytes - weight_bytes - activation_bytes - runtime_bytes - board_bytes - graph_bytes
     free_blocks = max(free_bytes, 0) // block_bytes
     if section.num_blocks is not None:
         num_blocks = section.num_blocks
@@ -129,6 +140,8 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
         num_blocks = section.memory_bytes // block_bytes
     elif section.memory_share is not None:
         num_blocks = int(free_blocks * section.memory_share)
+    elif is_gpu:
+        num_blocks = int(free_blocks * DEVICE_POOL_SHARE)
     else:
         num_blocks = min(int(free_blocks * DEFAULT_MEMORY_SHARE), request_blocks * topology.scheduler.max_num_seqs)
         num_blocks = max(num_blocks, request_blocks)
@@ -144,6 +157,7 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
         max_full_length_requests=num_blocks // request_blocks,
         runtime_bytes=runtime_bytes,
         board_bytes=board_bytes,
+        graph_bytes=graph_bytes,
     )
     if not is_null:
         _check_ledger(ledger, topology, max_model_len, request_blocks, free_blocks)

@@ -82,7 +82,7 @@ class KVCacheSection(Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: Positive | None = None
     """Size of the pool [bytes]. static"""
     memory_share: Share | None = None
-    """Of the memory that all else leaves free; default on a CPU: 0.25, or what can be used [share]. static"""
+    """Of the memory that all else leaves free; default: GPU 0.92; CPU 0.25, or what can be used [share]. static"""
     prefix_caching: bool = True
     """Share full blocks between requests with the same prefix. static"""
 
@@ -170,6 +170,8 @@ class ProcessSection(Struct, frozen=True, forbid_unknown_fields=True):
     """Actor kinds in this process; `frontend*2` starts two. static"""
     device: str = "cpu"
     """Of the worker in it: `cpu`, `cuda[:N]`, or `null`: no model, tokens from a hash of the request. static"""
+    graphs: Literal["lazy", "eager", "off"] = "lazy"
+    """On `cuda`: decode steps are recorded as they come up and in idle gaps, all at the start, or never. static"""
     tensor_parallel: Positive = 1
     """Ranks that share each layer [ranks]. static"""
     pipeline_parallel: Positive = 1

@@ -51,6 +51,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=40):
     checkpoint: Checkpoint
     shape: ModelShape
     num_blocks: int
+    """Of the KV pool; 0: the worker measures what its device has room for, and says so when it is ready."""
     max_model_len: int
     links: tuple[Link, ...]
     boards: tuple[BoardLayout, ...]
@@ -110,6 +111,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=50):
     incarnation: int
     phases: tuple[tuple[str, float], ...]
     """(phase, seconds) of the start."""
+    num_blocks: int = 0
+    """Of the pool that a worker has measured; 0: of any other process."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=51):

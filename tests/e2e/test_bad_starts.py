@@ -266,7 +266,7 @@ def test_a_topology_that_cannot_be_used(tmp_path: Path, text: str | None, says: 
         ("model.max_model_len=8193", ["max_model_len = 8,193", "at most 8,192"]),
         ("process.worker.tensor_parallel=2", ["tensor_parallel = 2", "not supported yet"]),
         ("process.worker.pipeline_parallel=2", ["pipeline_parallel = 2", "not supported yet"]),
-        ("process.worker.device=cuda", ['device = "cuda"', "not supported yet"]),
+        ("process.worker.device=cuda:77", ["phase: device", "device cuda:77 cannot be asked", "nvidia-smi"]),
         ("server.prot=1", ['"prot"', 'did you mean "port"?']),
     ],
 )

@@ -10,9 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import transformers
+from msgspec.structs import replace
 from transformers import PretrainedConfig, PreTrainedModel
 
 from callboard.checkpoints import ModelShape, read_shape, resolve_checkpoint
+from callboard.execution.device.runner import DeviceRunner
+from callboard.execution.pending_step import PendingStep
 from callboard.execution.runner import ModelRunner
 from callboard.execution.torch_forward import TorchForward
 from callboard.mailbox.messages.admission import Admit
@@ -170,7 +173,7 @@ class Engine:
             "max_model_len": MAX_LEN,
         } | limits
         self.scheduler = Scheduler(SchedulerLimits(**settings))  # type: ignore[arg-type]
-        self.runner = ModelRunner(
+        self.runner: ModelRunner | DeviceRunner = ModelRunner(
             TorchForward(
                 model, num_blocks=self.scheduler.limits.num_blocks, block_size=BLOCK_SIZE, kv_dtype=model.dtype
             ),
@@ -179,13 +182,18 @@ class Engine:
         )
         self.runner.forward.kv.tensor.fill_(torch.nan)  # a slot that is read unwritten shows up in every token
         self._plans: deque[StepPlan] = deque()
+        self._launched: deque[PendingStep] = deque()
         self._plan([WorkerAttached(1)])
 
-    def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-        """Greedy tokens of all prompts, which come at once."""
-        sampling = SamplingParams(seed=0, temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    def generate(
+        self, prompts: Sequence[Sequence[int]], num_tokens: int, sampling: Sequence[SamplingParams] = ()
+    ) -> list[list[int]]:
+        """Tokens of all prompts, which come at once; greedy ones where `sampling` has nothing for a prompt."""
+        greedy = SamplingParams(seed=0, temperature=0.0)
+        wanted = [*sampling, *[greedy] * (len(prompts) - len(sampling))]
         events: list[Event] = [
-            Admit(str(index), 0, 1, "t", list(prompt), sampling, (), 0) for index, prompt in enumerate(prompts)
+            Admit(str(index), 0, 1, "t", list(prompt), replace(each, max_tokens=num_tokens, ignore_eos=True), (), 0)
+            for index, (prompt, each) in enumerate(zip(prompts, wanted, strict=True))
         ]
         tokens: list[list[int]] = [[] for _ in prompts]
         while True:
@@ -195,11 +203,13 @@ class Engine:
                     tokens[int(request_id)] += new
             if not has_step:
                 return tokens
-            events = [self.runner.run(self._plans.popleft())]
+            while self._plans:  # all that there is, as a worker does
+                self._launched.append(self.runner.launch(self._plans.popleft()))
+            events = [self._launched.popleft().result()]
 
     def _plan(self, events: Sequence[Event]) -> bool:
         """Hand `events` in and fill the pipeline; returns whether there is a step to run."""
         while (plan := self.scheduler.step(0, events)) is not None:
             self._plans.append(plan)
             events = []
-        return bool(self._plans)
+        return bool(self._plans or self._launched)

@@ -197,7 +197,11 @@ KINDS = {
     ],
     "device": [
         ("restart = {{", "device = 'gpu'◀\nrestart = {{", ['device = "gpu"', '"cuda:N"', "default"]),
-        ("restart = {{", "device = 'cuda:0'◀\nrestart = {{", ['device = "cuda:0"', "not supported yet"]),
+        (
+            'actors = ["worker"]',
+            'actors = ["worker", "tokenizer"]\ndevice = "cuda:0"◀',
+            ['device = "cuda:0"', "a process of its own"],
+        ),
     ],
     "tensor parallel size": [
         (

@@ -1,0 +1,131 @@
+"""A step on the device until its tokens are on the host."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import torch
+from torch import Tensor
+
+from ...errors import DeviceFault
+from ...mailbox.messages.steps import PromptLogprobs, StepPlan, StepResult
+from ..input_batch import InputBatch, Int32s, Int64s
+from ..prepare_inputs import PlannedRows
+from .seam import Device, Moment
+from .step_sampler import ReadLogprobs
+
+
+class Clock:
+    """When the last step ended: the next one on the device begins no earlier."""
+
+    def __init__(self) -> None:
+        self._last_end_ns = 0
+
+    def end(self, start_ns: int) -> tuple[int, int]:
+        """(start, end) of a step that was launched at `start_ns` and has ended now."""
+        start_ns = max(start_ns, self._last_end_ns)
+        self._last_end_ns = time.monotonic_ns()
+        return start_ns, self._last_end_ns
+
+
+class LaunchedStep:
+    """What a result is made of, but for the tokens."""
+
+    def __init__(self, plan: StepPlan, planned: PlannedRows, batch: InputBatch, clock: Clock, start_ns: int) -> None:
+        self.plan, self.planned, self.batch, self.clock, self.start_ns = plan, planned, batch, clock, start_ns
+        samples = planned.samples
+        self.sample_rows: Int32s = planned.rows[samples]
+        self.sample_runs: Int64s = planned.runs[samples]
+        self.sample_positions: Int32s = planned.ends[samples]
+        self.of_prompts: PromptLogprobs | None = None
+        self.read_logprobs: ReadLogprobs | None = None
+        """None: only tokens are wanted."""
+
+
+def result_of(step: LaunchedStep, token_ids: Int32s, logprobs: dict[str, bytes]) -> StepResult:
+    """Of a step that has ended now; token_ids: [k] of the rows that sample."""
+    start_ns, end_ns = step.clock.end(step.start_ns)
+    result = StepResult(
+        epoch=step.plan.epoch,
+        step=step.plan.step,
+        runs=step.sample_runs.tobytes(),
+        positions=step.sample_positions.tobytes(),
+        token_ids=token_ids.tobytes(),
+        start_ns=start_ns,
+        end_ns=end_ns,
+        prompt_logprobs=step.of_prompts,
+    )
+    return msgspec.structs.replace(result, **logprobs) if logprobs else result
+
+
+class DeviceStep:
+    """A step whose tokens are being copied. The batch gets them when it is settled, unless another request stands in
+    their row by then."""
+
+    def __init__(self, step: LaunchedStep, host: Tensor, arrival: Moment) -> None:
+        """host: int32, the sampler's outputs from the moment `arrival` on, tokens first."""
+        self._step, self._host, self._arrival = step, host, arrival
+        self._result: StepResult | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the batch has its tokens."""
+        return self._result is not None
+
+    def is_done(self) -> bool:
+        try:
+            return self.is_settled or self._arrival.is_past()
+        except torch.AcceleratorError as error:
+            raise DeviceFault(str(error)) from error
+
+    def result(self) -> StepResult:
+        return self.settle()
+
+    def settle(self) -> StepResult:
+        """Wait for the tokens and give them to the batch; steps are settled in their order. Twice is once."""
+        if self._result is None:
+            try:
+                self._arrival.wait()
+            except torch.AcceleratorError as error:
+                raise DeviceFault(str(error)) from error
+            step, outputs = self._step, self._host.numpy()
+            token_ids: Int32s = outputs[: step.sample_rows.size].copy()
+            self._give(token_ids)
+            logprobs = {} if step.read_logprobs is None else step.read_logprobs(outputs)
+            self._result = result_of(step, token_ids, logprobs)
+        return self._result
+
+    def _give(self, token_ids: Int32s) -> None:
+        step, batch = self._step, self._step.batch
+        rows, positions = step.sample_rows, step.sample_positions
+        is_here = batch.is_used[rows] & (batch.run[rows] == step.sample_runs)
+        batch.write_sampled(rows[is_here], positions[is_here], token_ids[is_here])
+
+
+class TokenRing:
+    """Where sampled tokens come to on the host: one more buffer than steps may be in flight."""
+
+    def __init__(self, device: Device, num_slots: int, max_outputs: int) -> None:
+        """max_outputs: int32s that a step's sampling yields at most."""
+        self._device = device
+        self._slots = [device.host_bytes(4 * max_outputs).view(torch.int32) for _ in range(num_slots)]
+        self._readers: list[DeviceStep | None] = [None] * num_slots
+        self._next = 0
+        self._last: Moment | None = None
+
+    def order(self) -> None:
+        """What is launched from here on may write to where the last tokens were copied from."""
+        if self._last is not None:
+            self._device.order_after(self._last)
+
+    def fetch(self, sampled: Tensor, step: LaunchedStep) -> DeviceStep:
+        """Begin the copy of `sampled`, int32: tokens first; the work launched so far writes it."""
+        reader = self._readers[self._next]
+        if reader is not None:
+            reader.settle()
+        host = self._slots[self._next][: sampled.numel()]
+        self._last = self._device.copy(host, sampled)
+        made = self._readers[self._next] = DeviceStep(step, host, self._last)
+        self._next = (self._next + 1) % len(self._slots)
+        return made

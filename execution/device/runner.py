@@ -1,0 +1,260 @@
+"""Runs plans on a device: each is launched, and its result waited for when the worker has launched the next one."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Hashable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import DeviceFault
+from ...mailbox.messages.steps import StepPlan, StepResult
+from ...models.device_decoder import DecoderBuffers, DeviceDecoder
+from ..graph_buckets import graph_bucket
+from ..input_batch import InputBatch
+from ..pending_step import EndedStep, PendingStep
+from ..prepare_inputs import PlannedRows, StepInputs, flat_inputs, read_rows
+from ..prompt_pieces import find_prompt_pieces
+from ..warm_up import warm_up_plans
+from .decode_steps import DecodeSteps
+from .flat_steps import FlatStep
+from .graphs import GraphCache, Mode
+from .limits import RunnerLimits
+from .pending import Clock, DeviceStep, LaunchedStep, TokenRing, result_of
+from .pool import DevicePool
+from .seam import Device
+from .staging import StagingRing
+from .start_plans import largest_step, prompt_plans
+from .state import Changes, DeviceState
+from .step_sampler import MakeSampler, sampler_for
+
+_CHANGED_BLOCKS = 1 << 14
+"""New blocks of a step that its staging buffer has room for; more are copied one by one, which is slower."""
+
+
+class DeviceRunner:
+    """A decoder on a device with its KV pool, and the persistent batch of one rank, on both sides.
+
+    Where the device samples by itself the host learns the tokens when they come; a step with rows that the host has a
+    part in is waited for.
+    """
+
+    def __init__(
+        self,
+        decoder: DeviceDecoder,
+        device: Device,
+        limits: RunnerLimits,
+        *,
+        num_blocks: int,
+        block_size: int,
+        kv_dtype: torch.dtype,
+        graphs: Mode = "lazy",
+        make_sampler: MakeSampler | None = None,
+    ) -> None:
+        """make_sampler: in place of the one for the device."""
+        shape, there = decoder.shape, decoder.device
+        self.decoder, self.limits = decoder, limits
+        self.pool = DevicePool(shape, num_blocks, block_size, kv_dtype, there)
+        self.batch = InputBatch(limits.max_num_seqs, limits.max_model_len, block_size)
+        self.graphs = GraphCache(device, graphs)
+        self._buckets = limits.buckets
+        max_rows, max_tokens = self._buckets[-1], limits.max_step_tokens
+        self._buffers = DecoderBuffers(shape, max_tokens, decoder.dtype, there)
+        self._state = DeviceState(self.batch, max_rows, there)
+        self.decode_steps = DecodeSteps(decoder, self.pool.caches, self._buffers, self._state, self.graphs, max_rows)
+        make_sampler = make_sampler or sampler_for(there)
+        self._sampler = make_sampler(self._compute_logits, self.batch, shape.vocab_size, max_rows, there)
+        num_slots = limits.pipeline_depth + 1
+        slot_bytes = 32 * max_tokens + 64 * max_rows + 24 * _CHANGED_BLOCKS
+        self._ring = StagingRing(device, num_slots, slot_bytes)
+        self._tokens = TokenRing(device, num_slots, self._sampler.outputs.numel())
+        self._clock = Clock()
+        self._pending: deque[DeviceStep] = deque()
+        self._kind_rows = np.zeros(0, np.int32)
+        self._kind = self._sampler.kind(self._kind_rows)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """A step alone: launched, and waited for."""
+        return self.launch(plan).result()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Raises ProtocolViolation for a plan that contradicts the batch, DeviceFault."""
+        try:
+            return self._launch(plan)
+        except torch.AcceleratorError as error:
+            raise DeviceFault(str(error)) from error
+
+    @torch.inference_mode()
+    def use_idle_time(self) -> bool:
+        """Record one graph that was wanted."""
+        return self.graphs.record_next()
+
+    def warm_up(self) -> None:
+        """Small steps of every kind; a step of each bucket, which is recorded then or in idle gaps; on a device that
+        records, prompts in every number of rows that kernels are made anew for."""
+        for plan in warm_up_plans(self.pool.block_size, self.batch.max_model_len):
+            self.run(plan)
+        if self.graphs.can_record:
+            self._sampler.warm_up(self.decode_steps.logits)
+            for plan in prompt_plans(self.limits, self.pool.block_size, self.pool.num_blocks):
+                self.clear()
+                self.run(plan)
+            for bucket in reversed(self._buckets):  # the largest first: later ones find room in its memory
+                self.run_padding(bucket)
+                while self.graphs.is_eager and self.graphs.record_next():
+                    pass
+        self.clear()
+
+    def run_largest_step(self) -> None:
+        """So that the device has held all that a step may need. The pool has `blocks_of_largest_step`."""
+        self.run(largest_step(self.limits, self.pool.block_size))
+        self.clear()
+
+    def record_largest(self) -> None:
+        """The graphs of the largest bucket, where there are to be any."""
+        self.run_padding(self._buckets[-1])
+        while self.use_idle_time():
+            pass
+
+    def clear(self) -> None:
+        """Forget all rows; the pool stays as it is."""
+        self._settle()
+        self.batch.clear()
+        self._sampler.clear()
+        self._state.clear()
+
+    def last_hidden(self, num_tokens: int) -> Tensor:
+        """Hidden states before the final norm, [num_tokens, hidden_size], of the step that was launched last."""
+        return self._buffers.take(num_tokens).hidden
+
+    def _launch(self, plan: StepPlan) -> PendingStep:
+        start_ns = time.monotonic_ns()
+        self.batch.apply(plan)
+        self._sampler.apply(plan)
+        if plan.new_rows:
+            self._state.forget(np.array([new.row for new in plan.new_rows], np.int32))
+        planned = read_rows(self.batch, plan)
+        step = LaunchedStep(plan, planned, self.batch, self._clock, start_ns)
+        if not planned.rows.size:
+            self._settle()
+            return EndedStep(result_of(step, np.empty(0, np.int32), {}))
+        kind = self._kind_of(step)
+        if kind is None:
+            self._settle()  # what is sampled may depend on all tokens before it
+        bucket = graph_bucket(planned.rows.size, self._buckets) if planned.are_all_single else None
+        if bucket is None:
+            return self._launch_flat(step, kind)
+        if kind is not None:
+            return self.launch_decode(step, bucket, kind)
+        hidden = self.forward_decode(planned, bucket)
+        return self._sample_with_host(step, flat_inputs(self.batch, planned), hidden)
+
+    def _kind_of(self, step: LaunchedStep) -> Hashable | None:
+        """What the rows want of sampling: asked again where they are others."""
+        if step.plan.new_rows or not np.array_equal(step.sample_rows, self._kind_rows):
+            self._kind_rows, self._kind = step.sample_rows.copy(), self._sampler.kind(step.sample_rows)
+        return self._kind
+
+    # Steps in which every row has one token
+
+    def forward_decode(self, planned: PlannedRows, bucket: int) -> Tensor:
+        """Tell the device what it does not know, and compute; returns hidden states [bucket, hidden_size]."""
+        state, rows, starts = self._state, planned.rows, planned.starts
+        changes = Changes()
+        self._ring.open()
+        state.bring_order(rows, bucket, changes)
+        state.bring_tables(rows, changes)
+        is_told = ~state.tokens_there(rows, starts)
+        told, positions = rows[is_told], starts[is_told]
+        state.bring_tokens(told, positions, self.batch.token_ids[told, positions], changes)
+        state.bring_positions(rows, starts, changes)
+        self._send(changes)
+        hidden = self.decode_steps.forward(bucket)
+        self._ring.close()
+        return hidden
+
+    def launch_decode(self, step: LaunchedStep, bucket: int, kind: Hashable) -> PendingStep:
+        """A step that the device samples, in the graphs of `bucket` rows."""
+        self.forward_decode(step.planned, bucket)
+        self._tokens.order()
+        self.decode_steps.sample(bucket, self._sampler, kind)
+        self._state.note_advanced(step.planned.rows)
+        return self._fetch(step)
+
+    # Other steps
+
+    def _launch_flat(self, step: LaunchedStep, kind: Hashable | None) -> PendingStep:
+        inputs = flat_inputs(self.batch, step.planned)
+        changes = Changes()
+        self._ring.open()
+        flat = FlatStep(inputs, self._state, self._ring)
+        self._state.bring_order(inputs.rows, inputs.rows.size, changes)
+        self._state.bring_tables(inputs.rows, changes)
+        self._state.bring_positions(inputs.rows, inputs.kv_lens, changes)
+        self._send(changes)
+        hidden = flat.forward(self.decoder, self.pool.caches, self._buffers)
+        if (pieces := find_prompt_pieces(self.batch, inputs)) is not None:
+            step.of_prompts = self._sampler.prompt_logprobs(pieces, hidden)
+        if kind is None:
+            self._ring.close()
+            return self._sample_with_host(step, inputs, hidden)
+        self._tokens.order()
+        num_sampled = inputs.sample_rows.size
+        if num_sampled:
+            logits = self.decode_steps.logits[:num_sampled]
+            flat.sample(self.decoder, hidden, logits, self._sampler, kind)
+        self._ring.close()
+        return self._fetch(step)
+
+    # Both
+
+    def _send(self, changes: Changes) -> None:
+        staged = changes.stage(self._ring)
+        self._ring.send()
+        self._state.apply(staged)
+        self._state.refresh_step_tables()
+
+    def _fetch(self, step: LaunchedStep) -> DeviceStep:
+        """The tokens of a step that the device sampled begin their way to the host."""
+        rows, positions = step.sample_rows, step.sample_positions
+        self._state.note_sampled(rows, positions)
+        self.batch.expect_sampled(rows, positions)
+        outputs = self._sampler.outputs
+        step.read_logprobs = self._sampler.logprob_reader(rows)
+        if step.read_logprobs is None:
+            outputs = outputs[: rows.size]
+        pending = self._tokens.fetch(outputs, step)
+        while self._pending and self._pending[0].is_settled:
+            self._pending.popleft()
+        self._pending.append(pending)
+        return pending
+
+    def _sample_with_host(self, step: LaunchedStep, inputs: StepInputs, hidden: Tensor) -> PendingStep:
+        if not inputs.sample_rows.size:
+            return EndedStep(result_of(step, np.empty(0, np.int32), {}))
+        sampled = self._sampler.sample(hidden, inputs)
+        self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, sampled.token_ids)
+        return EndedStep(result_of(step, sampled.token_ids, sampled.logprobs))
+
+    def _settle(self) -> None:
+        """Wait until the host knows all tokens that were sampled."""
+        while self._pending:
+            self._pending.popleft().settle()
+
+    def _compute_logits(self, hidden: Tensor) -> Tensor:
+        """[k, hidden_size] -> [k, vocab_size] of the model's dtype"""
+        out = hidden.new_empty(hidden.shape[0], self.decoder.shape.vocab_size)
+        self.decoder.logits(hidden, out)
+        return out
+
+    @torch.inference_mode()
+    def run_padding(self, bucket: int) -> None:
+        """A decode step of so many rows, all of them padding."""
+        self._state.bring_padding(bucket)
+        self.decode_steps.forward(bucket)
+        nobody = np.zeros(0, np.int32)
+        self.decode_steps.sample(bucket, self._sampler, self._sampler.kind(nobody))

@@ -1,0 +1,67 @@
+"""A decoder's weights as a device's operations take them: plain tensors, stacked, in the model's dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..checkpoints.shape import Checkpoint, ModelShape
+from ..kernels.cpu.quantized_rows import Float32s
+from ..kernels.device_operations import Matrix, Operations
+from .decoder_weights import gather_weights
+from .device_decoder import DeviceDecoder
+from .load import read_pieces
+from .parts import Sizes
+from .registry import model_family
+from .tensor_form import TensorStack
+
+
+class DeviceForm:
+    """Everything in `dtype` on `device`, but for norms, which are float32."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+
+    def matrix(self, sizes: Sizes) -> TensorStack:
+        return TensorStack(sizes, self._dtype, self._device)
+
+    def bias(self, sizes: Sizes) -> TensorStack:
+        return TensorStack(sizes, self._dtype, self._device)
+
+    def hold_matrix(self, matrix: Tensor, bias: Tensor | None = None) -> Matrix:
+        return Matrix(matrix, bias)
+
+    def hold_embedding(self, matrix: Tensor) -> Tensor:
+        return matrix
+
+    def tie_head(self, embedding: Tensor) -> Matrix:
+        return Matrix(embedding)
+
+    def hold_vector(self, norm: Float32s) -> Tensor:
+        return torch.from_numpy(norm).to(self._device)
+
+
+def load_device_decoder(
+    checkpoint: Checkpoint,
+    shape: ModelShape,
+    dtype: torch.dtype,
+    device: torch.device,
+    operations: Operations,
+    max_model_len: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> DeviceDecoder:
+    """As `load_model`: pieces of a few MiB go to the device one after the other, so that the host never holds more and
+    the device no second copy."""
+    family = model_family(shape.architecture)
+    pieces = read_pieces(checkpoint, shape, family.tensor_shapes(shape), progress, quantized=False)
+    weights = gather_weights(shape, family.stacks, family.norm_offset, pieces, DeviceForm(dtype, device))
+    return DeviceDecoder(
+        shape,
+        weights,
+        operations,
+        max_model_len,
+        activation=family.activation,
+        is_embedding_scaled=family.is_embedding_scaled,
+    )
