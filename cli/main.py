@@ -54,6 +54,10 @@ def serve(
         Optional[str],  # noqa: UP045
         typer.Option(help="auto, float32 or bfloat16.", show_default=False),
     ] = None,
+    device: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="cpu, cuda, cuda:N, or auto: a GPU if there is one. Default: auto.", show_default=False),
+    ] = None,
     overrides: SetOption = None,
 ) -> None:
     """Serve MODEL over HTTP; prints `ready http://HOST:PORT` when it does.
@@ -66,7 +70,7 @@ def serve(
     for key, value in (("server.host", host), ("server.port", port), ("model.dtype", dtype)):
         if value is not None:
             settings.append(f"{key}={value}")
-    raise typer.Exit(serve_topology(model, topology, settings))
+    raise typer.Exit(serve_topology(model, topology, settings, device))
 
 
 @app.command()

@@ -10,27 +10,32 @@ from pathlib import Path
 from ..actors.launch import Launch, prepare_launch
 from ..actors.supervisor import Supervisor, watch_signals
 from ..errors import ConfigError
-from ..topology import Topology, load_topology, topology_from
+from ..topology import AUTO, Topology, find_device, load_topology, topology_from
 from .shown_progress import shown_progress
 
 CHILD_COMMAND = (sys.executable, "-P", "-m", "callboard.cli.child")
 
 
-def serve_topology(model: str | None, file: Path | None, overrides: Sequence[str]) -> int:
+def serve_topology(model: str | None, file: Path | None, overrides: Sequence[str], device: str | None = None) -> int:
     """Serve until stopped; returns the exit status. Raises StartFailed."""
-    topology = read_topology(file, model, overrides)
+    topology = read_topology(file, model, overrides, device)
     with shown_progress() as bars:
         launch = prepare_launch(topology, progress=bars)
     return asyncio.run(_serve(launch))
 
 
-def read_topology(file: Path | None, model: str | None, overrides: Sequence[str]) -> Topology:
-    """From a file, MODEL replacing its source, or the default topology for MODEL. Raises ConfigError."""
+def read_topology(
+    file: Path | None, model: str | None, overrides: Sequence[str], device: str | None = None
+) -> Topology:
+    """From a file, MODEL replacing its source, or the default topology for MODEL on `device`; None: what this machine
+    has. Raises ConfigError."""
     if file is not None:
+        if device is not None:
+            raise ConfigError("--device is for a start without a file", advice="set the worker's device in the file")
         return load_topology(file, overrides, source=model)
     if model is None:
         raise ConfigError("no model was named", advice="give MODEL, or --topology FILE")
-    return topology_from(model, overrides)
+    return topology_from(model, overrides, device=find_device(device or AUTO))
 
 
 async def _serve(launch: Launch) -> int:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Unpack
 import msgspec
 
 from ..actors.run_directory import RunDirectory
-from ..errors import CallboardError
-from ..topology import Topology, load_topology, topology_from
+from ..errors import CallboardError, ConfigError
+from ..topology import AUTO, Topology, find_device, load_topology, topology_from
 from .engine_process import EngineProcess, private_file
 from .params import Call, ChatParams, CompletionParams, Messages, Prompt
 from .timeouts import NO_LIMITS
@@ -52,13 +52,16 @@ class Engine:
         model: str | os.PathLike[str] | Topology,
         *,
         set: Mapping[str, object] | None = None,
+        device: str | None = None,
     ) -> None:
         """`model`: MODEL as `callboard serve` takes it, a topology file (`*.toml`), or a Topology.
+
+        `device`: for MODEL, `cpu`, `cuda` or `cuda:N`; None: a GPU if there is one.
 
         `set`: fields of it, `{"scheduler.max_num_seqs": 8, "process.worker.threads": 2}`; text is read as on the
         command line. The server's address and keys are the engine's own. Raises ConfigError.
         """
-        self._given = _topology(model, override_texts(set or {}))
+        self._given = _topology(model, override_texts(set or {}), device)
         self._process: EngineProcess | None = None
         self._directory: RunDirectory | None = None
         self._client: AsyncClient | None = None
@@ -224,14 +227,17 @@ class Engine:
             self._directory = None
 
 
-def _topology(model: str | os.PathLike[str] | Topology, overrides: Mapping[str, str]) -> Topology:
+def _topology(model: str | os.PathLike[str] | Topology, overrides: Mapping[str, str], device: str | None) -> Topology:
     """Raises ConfigError."""
+    is_file = not isinstance(model, Topology) and os.fspath(model).endswith(".toml") and not os.path.isdir(model)
+    if device is not None and (is_file or isinstance(model, Topology)):
+        raise ConfigError("a device is for MODEL; a topology has its own", advice="set the worker's device in it")
     if isinstance(model, Topology):
         with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as file:  # to be judged as a file is
             file.write(topology_text(model))
             file.flush()
             return load_topology(file.name, overrides)
     place = os.fspath(model)
-    if place.endswith(".toml") and not os.path.isdir(place):
+    if is_file:
         return load_topology(place, overrides)
-    return topology_from(place, overrides)
+    return topology_from(place, overrides, device=find_device(device or AUTO))

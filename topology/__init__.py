@@ -5,6 +5,7 @@ from .boards import max_plan_blocks, max_plan_tokens, plan_boards
 from .check import check_topology, ensure_valid
 from .check_machine import check_machine
 from .decode import is_independent
+from .defaults import AUTO, find_device
 from .load import Reading, load_topology, raise_problems, read_topology, topology_from
 from .memory import MemoryLedger, plan_memory
 from .plan import (
@@ -21,6 +22,7 @@ from .schema import Topology
 from .show import as_ascii, render_ledger, render_topology
 
 __all__ = [
+    "AUTO",
     "Arithmetic",
     "MailboxLink",
     "MemoryLedger",
@@ -36,6 +38,7 @@ __all__ = [
     "check_topology",
     "ensure_valid",
     "expand_actors",
+    "find_device",
     "is_independent",
     "kind_of",
     "load_topology",

@@ -10,6 +10,7 @@ import msgspec
 
 from ..errors import ConfigError
 from .decode import Table, decode_topology
+from .defaults import default_tables
 from .describe import field_types, is_text, list_section_type, nearest, section_type
 from .lines import field_lines
 from .problem import Path, Places, Problem, process_label
@@ -59,9 +60,9 @@ def load_topology(path: str | os.PathLike[str], overrides: Overrides = (), *, so
     return _sound(read_topology(path, overrides, source=source))
 
 
-def topology_from(source: str, overrides: Overrides = ()) -> Topology:
-    """The default topology (control + worker) for MODEL `source`. Raises ConfigError for bad overrides."""
-    tables: Table = {"model": {"source": source}}
+def topology_from(source: str, overrides: Overrides = (), *, device: str = "cpu") -> Topology:
+    """The default topology for MODEL `source` on a device (`find_device`). Raises ConfigError for bad overrides."""
+    tables = default_tables(source, device)
     origins = _apply(tables, overrides)
     topology, problems = decode_topology(tables)
     return _sound(Reading(topology, tuple(problems), Places("", {}, origins)))

@@ -20,9 +20,11 @@ from callboard.topology import (
     render_topology,
     topology_from,
 )
+from callboard.topology.device import has_gpu
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NUM_PROCESSES = {"one_process": 1, "control_worker": 2, "all_apart": 4, "two_frontends": 6, "journal": 2}
+"""Of those that a CPU runs."""
 FLOAT32 = Arithmetic(4, 4, 4, 4, reads_kv_in_place=True)
 
 
@@ -30,7 +32,7 @@ FLOAT32 = Arithmetic(4, 4, 4, 4, reads_kv_in_place=True)
 def test_every_example_can_run(path, smollm2):
     topology = load_topology(path)
     assert check_topology(topology, smollm2) == []
-    plan_memory(topology, smollm2, 2 << 30, FLOAT32)
+    plan_memory(topology, smollm2, (16 if has_gpu(topology) else 2) << 30, FLOAT32)
 
 
 @pytest.mark.parametrize("name", NUM_PROCESSES)
