@@ -95,6 +95,9 @@ default 23.0 and 154, 10,000 21.3 and 133, 3,000 20.3 and 129; under a load of 5
 """
 
 
+DEVICE_ORDER = "PCI_BUS_ID"
+
+
 def spawn(name: str, incarnation: int, command: Sequence[str]) -> Child:
     """Start a child with one end of a control socket; everything else travels over that."""
     ours, theirs = control_pair()
@@ -121,8 +124,9 @@ def spawn(name: str, incarnation: int, command: Sequence[str]) -> Child:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with libgomp's spinning bounded unless the user has said how its threads shall wait."""
-    environment = dict(os.environ)
+    """Ours, with GPUs counted as their driver counts them, and with libgomp's spinning bounded unless the user has said
+    how its threads shall wait."""
+    environment = {**os.environ, "CUDA_DEVICE_ORDER": DEVICE_ORDER}
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     return environment

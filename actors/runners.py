@@ -103,7 +103,7 @@ def _model_runner(start: Start, section: ProcessSection, progress: ProgressLine)
         progress.set_statistics(LoadingStatistics(done, total))
 
     obstacle = compiled_obstacle(start.topology, start.shape)
-    if obstacle is not None and section.device == "cpu":
+    if obstacle is not None:
         log_event("worker.computes_with_torch", dtype=start.topology.model.dtype, reason=obstacle)
     make_forward = _compiled_forward if obstacle is None else _torch_forward
     forward = make_forward(start, section, report)
@@ -118,8 +118,7 @@ def _torch_forward(start: Start, section: ProcessSection, report: Callable[[int,
     from ..models.load import load_model
 
     configure_threads(_num_threads(section))
-    dtype = getattr(torch, start.topology.model.dtype)
-    device = torch.device(section.device)
+    dtype, device = getattr(torch, start.topology.model.dtype), torch.device("cpu")
     model = load_model(start.checkpoint, start.shape, dtype, device, start.max_model_len, report)
     block_size = start.topology.kv_cache.block_size
     kv_dtype: torch.dtype = getattr(torch, start.topology.model.kv_dtype)

@@ -77,7 +77,8 @@ class Supervisor:
     # Start
 
     async def start(self) -> None:
-        """Start all processes side by side; returns when requests are served.
+        """Start all processes side by side, but for the worker of a GPU, which is started before the others and tells
+        them the size of its pool; returns when requests are served.
 
         Raises StartFailed; then nothing is left running.
         """

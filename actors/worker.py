@@ -131,10 +131,12 @@ class WorkerActor:
             while not call_board.num_waiting() and runner.use_idle_time():
                 pass
             return call_board.receive()
-        while pipeline.num_pending < self._pipeline_depth and not pipeline.is_oldest_done():
+        while pipeline.num_pending < self._pipeline_depth:
             try:
-                return call_board.receive_nowait()
+                return call_board.receive_nowait()  # before a result that is there: the device waits for it
             except WouldBlock:
+                if pipeline.is_oldest_done():
+                    return None
                 time.sleep(_LOOK_AGAIN_S)
         return None
 

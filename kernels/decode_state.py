@@ -48,7 +48,8 @@ def begin_decode(state: RowState, order: Tensor, step_tables: Tensor, block_size
 
 
 def finish_decode(state: RowState, order: Tensor, sampled: Tensor) -> None:
-    """sampled: int32 [n]; what padding sampled is kept, and is no position further on."""
+    """sampled: int32 [n]; padding stays as it is."""
     is_row = order < state.tokens.shape[0] - 1
-    state.tokens.index_copy_(0, order.long(), sampled)
+    kept = state.tokens.index_select(0, order)
+    state.tokens.index_copy_(0, order.long(), torch.where(is_row, sampled, kept))
     state.positions.index_add_(0, order.long(), is_row.to(torch.int32))

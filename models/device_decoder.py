@@ -140,7 +140,7 @@ class DeviceDecoder:
             hidden.mul_(self._scale)
         for block, cache in zip(self._layers, caches, strict=True):
             self._attend(block, cache, step, buffers)
-            self._think(block, buffers)
+            self._mlp(block, buffers)
         return hidden
 
     def logits(self, hidden: Tensor, out: Tensor) -> None:
@@ -157,7 +157,7 @@ class DeviceDecoder:
         operations.attend(buffers.queries, cache, step.rows, buffers.attended_heads, scale=scale, window=block.window)
         self._add(buffers.attended, layer.output, block.after_attention_norm, buffers)
 
-    def _think(self, block: _Block, buffers: TokenBuffers) -> None:
+    def _mlp(self, block: _Block, buffers: TokenBuffers) -> None:
         """The MLP."""
         gate_up = block.layer.gate_up
         self.operations.gated_linear(buffers.hidden, gate_up, buffers.gated, self._activation, block.mlp_norm)

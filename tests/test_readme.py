@@ -31,6 +31,7 @@ RUN_BY_A_TEST = {
     ("TOUR.md", "console"),  # tests/test_docs.py
     ("api.md", "json"),
     ("cpu_profile.md", "sh"),  # tests/bench/test_cpu_step.py
+    ("gpu.md", "sh"),  # tests/bench/test_gpu_page.py
     ("journal.md", "sh"),  # tests/journal/test_journal_page.py
     ("journal.md", "toml"),
     ("peers.md", "sh"),  # tests/bench/test_peers_page.py

@@ -10,6 +10,8 @@ from .arithmetic import DTYPE_BYTES
 from .boards import MAX_SLOT_BYTES, plan_bytes, result_bytes
 from .check_processes import check_processes
 from .check_server import check_server
+from .decode import show_value
+from .device import has_gpu
 from .load import raise_problems
 from .plan import block_bytes_of, blocks_for
 from .problem import NOT_YET, Places, Problem
@@ -104,8 +106,21 @@ def _check_kv_cache(topology: Topology, shape: ModelShape | None, problems: list
         allowed = f"multiples of 8 from 8 to {MAX_BLOCK_SIZE}"
         problems.append(Problem(("kv_cache", "block_size"), got, allowed, "16 is usual"))
         return
+    if has_gpu(topology):
+        _check_gpu_cache(topology, problems)
     if len(sizes) == 1:
         _check_pool(topology, shape, problems)
+
+
+def _check_gpu_cache(topology: Topology, problems: list[Problem]) -> None:
+    """What the attention kernels of a GPU read."""
+    model, block_size = topology.model, topology.kv_cache.block_size
+    if block_size & (block_size - 1):
+        got = f"block_size = {block_size}"
+        problems.append(Problem(("kv_cache", "block_size"), got, "a power of two on a GPU", "16 is usual"))
+    if "auto" not in (model.dtype, model.kv_dtype) and model.kv_dtype != model.dtype:
+        got = f"kv_dtype = {show_value(model.kv_dtype)}, dtype = {show_value(model.dtype)}"
+        problems.append(Problem(("model", "kv_dtype"), got, "dtype itself on a GPU", "leave it out"))
 
 
 def _check_pool(topology: Topology, shape: ModelShape | None, problems: list[Problem]) -> None:

@@ -21,7 +21,7 @@ def find_device(device: str) -> str:
     if device != AUTO:
         return device
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
-    has_gpu = Path("/dev/nvidia0").exists() and not is_hidden
+    has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) and not is_hidden
     return "cuda" if has_gpu and find_spec("triton") is not None else "cpu"
 
 

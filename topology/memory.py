@@ -101,7 +101,7 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
     `[kv_cache]` says. On a GPU it is an estimate; the worker measures, and decides.
 
     Without a size in `[kv_cache]` the pool takes a quarter of what is free, but no more than max_num_seqs requests of
-    max_model_len can use, and no less than one of them needs. A null device holds no model.
+    max_model_len can use, and no less than one of them needs; on a GPU nearly all. A null device holds no model.
     Raises NotEnoughMemory with all the numbers.
     """
     section = topology.kv_cache
@@ -176,13 +176,20 @@ def _activation_bytes(shape: ModelShape, arithmetic: Arithmetic, limits: StepLim
     return activation_bytes_of(shape, arithmetic, limits)
 
 
+def _fixed_parts(ledger: MemoryLedger) -> str:
+    """What stands beside the model in the memory that is shared out."""
+    if ledger.graph_bytes:
+        return f"graphs {render_bytes(ledger.graph_bytes)}"
+    return f"processes and boards {render_bytes(ledger.runtime_bytes + ledger.board_bytes)}"
+
+
 def _check_ledger(
     ledger: MemoryLedger, topology: Topology, max_model_len: int, request_blocks: int, free_blocks: int
 ) -> None:
     section = topology.kv_cache
     numbers = (
         f"weights {render_bytes(ledger.weight_bytes)} + activations {render_bytes(ledger.activation_bytes)} + "
-        f"processes and boards {render_bytes(ledger.runtime_bytes + ledger.board_bytes)} + "
+        f"{_fixed_parts(ledger)} + "
         f"KV {render_bytes(ledger.kv_bytes)} ({ledger.num_blocks:,} blocks of {render_bytes(ledger.block_bytes)}), "
         f"available {render_bytes(ledger.available_bytes)}"
     )

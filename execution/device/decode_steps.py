@@ -51,7 +51,8 @@ class DecodeSteps:
 
     def sample(self, bucket: int, sampler: StepSampler, kind: Hashable) -> None:
         """From the hidden states of `forward`, into the sampler's outputs and into the state."""
-        self._graphs.run(("sample", bucket, kind), lambda: self._sample(bucket, sampler, kind))
+        body = lambda: self._sample(bucket, sampler, kind)  # noqa: E731
+        self._graphs.run(("sample", bucket, kind), body, has_few_launches=True)
 
     def _forward(self, bucket: int) -> None:
         state = self._state

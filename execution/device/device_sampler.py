@@ -89,8 +89,8 @@ class DeviceSampler:
     def launch_beside_host(
         self, logits: Tensor, rows: Tensor, positions: Tensor, kind: SamplingKind, inputs: StepInputs
     ) -> None:
-        """As `launch`, for any rows: the k rows that sample in `inputs`, in their order, and padding behind them. Where
-        `demands.are_tokens_needed` the batch has them all."""
+        """As `launch`, for any rows: the k rows that sample in `inputs`, in their order, and padding behind them. The
+        batch has all their tokens."""
         if kind.has_changes:
             change_rows(logits, rows, self._tensors)
             self._masks.change(self._tensors.changed[: inputs.sample_rows.size], inputs, keeps_raw=False)

@@ -1,13 +1,18 @@
 """Which bodies of work are recorded as graphs, and when.
 
-A body is run as it is the first time that it is asked for, and recorded in an idle gap, or at the second time. Eager:
-everything is recorded at the start. Off, or a device that cannot: nothing is.
+A body is run as it is the first time that it is asked for, and recorded in an idle gap; or, if it has many launches, at
+the second time. Eager: what is asked for at the start is recorded there. Off, or a device that cannot: nothing is. A
+graph saves launches and nothing else, so a body that cannot be recorded is run as it is for good.
 """
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Callable, Hashable
 from typing import Literal
+
+import torch
 
 from .seam import Device
 
@@ -25,6 +30,8 @@ class GraphCache:
         self._graphs: dict[Hashable, Callable[[], None]] = {}
         self._bodies: dict[Hashable, Callable[[], None]] = {}
         """Those that have run and are not recorded, in the order in which they ran first."""
+        self._refused: set[Hashable] = set()
+        """Those whose recording failed."""
         self.num_bytes = 0
         """Of the device's memory that went with recording."""
 
@@ -32,17 +39,19 @@ class GraphCache:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
-    def run(self, key: Hashable, body: Callable[[], None]) -> None:
-        """What `body` does; for one key it is always the same work on the same memory."""
+    def run(self, key: Hashable, body: Callable[[], None], *, has_few_launches: bool = False) -> None:
+        """What `body` does; for one key it is always the same work on the same memory. Recording holds a step up, so a
+        body with few launches waits for an idle gap."""
         if (graph := self._graphs.get(key)) is not None:
             graph()
-        elif not self.can_record:
+        elif not self.can_record or key in self._refused:
             body()
         elif key not in self._bodies:
             body()
             self._bodies[key] = body
+        elif has_few_launches or not self._record(key):
+            body()
         else:
-            self._record(key)
             self._graphs[key]()
 
     def record_next(self) -> bool:
@@ -52,8 +61,18 @@ class GraphCache:
         self._record(next(iter(self._bodies)))
         return True
 
-    def _record(self, key: Hashable) -> None:
+    def _record(self, key: Hashable) -> bool:
+        """Whether there is a graph now. Raises torch.AcceleratorError, behind which the device takes no work."""
+        body = self._bodies.pop(key)
         self._device.release_unused()  # recording does it, too, and would hide what it takes
         before = self._device.free_bytes()
-        self._graphs[key] = self._device.record(self._bodies.pop(key), self._memory)
+        try:
+            self._graphs[key] = self._device.record(body, self._memory)
+        except torch.AcceleratorError:
+            raise
+        except Exception:  # the memory for it, as a rule
+            traceback.print_exc(file=sys.stderr)
+            self._refused.add(key)
+            return False
         self.num_bytes += max(0, before - self._device.free_bytes())
+        return True

@@ -35,8 +35,6 @@ class RowDemands:
         self.has_penalties, self.has_changes = none(), none()
         self.has_masks = none()
         """The host has a part in the row's logits."""
-        self.needs_tokens = none()
-        """And it must know all of the row's tokens for that."""
         self._num_bias: Int32s = np.zeros(batch.max_num_seqs, np.int32)
         self._penalties: Float32s = np.zeros((batch.max_num_seqs, 3), np.float32)
         """Repetition, frequency, presence."""
@@ -58,10 +56,6 @@ class RowDemands:
         """Whether a step in which these rows sample is the same work whatever their tokens are."""
         too_many = self._batch.sampling.num_logprobs[rows] > MAX_TOP
         return not bool((self.has_masks[rows] | too_many).any())
-
-    def are_tokens_needed(self, rows: Int32s) -> bool:
-        """Whether the batch must have every token of these rows before they can sample."""
-        return bool(self.needs_tokens[rows].any())
 
     def place(self, plan: StepPlan) -> StepPlan:
         """Take over the new rows of a plan that the batch has applied; returns the plan with what is left to
@@ -113,7 +107,6 @@ class RowDemands:
         self._penalties[row] = penalties
         self.has_changes[row] = has_row_logits(sampling)
         self.has_masks[row] = has_row_logits(rest)
-        self.needs_tokens[row] = is_left or any(len(ids) > 1 for ids in sampling.bad_token_ids)
         return rest
 
 

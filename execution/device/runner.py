@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import DeviceFault
+from ...errors import DeviceFault, NotEnoughMemory
 from ...mailbox.messages.steps import StepPlan, StepResult
 from ...models.device_decoder import DecoderBuffers, DeviceDecoder
+from ...topology.device import DEVICE_POOL_SHARE
 from ..graph_buckets import graph_bucket
 from ..input_batch import InputBatch
 from ..pending_step import EndedStep, PendingStep
@@ -95,7 +96,16 @@ class DeviceRunner:
 
     def warm_up(self) -> None:
         """Small steps of every kind; a step of each bucket, which is recorded then or in idle gaps; on a device that
-        records, prompts in every number of rows that kernels are made anew for."""
+        records, prompts in every number of rows that kernels are made anew for. Raises NotEnoughMemory."""
+        try:
+            self._warm_up()
+        except torch.OutOfMemoryError as error:
+            raise NotEnoughMemory(
+                f"the KV pool leaves too little for the first steps and their graphs: {error}",
+                advice=f"lower [kv_cache] memory_share (default: {DEVICE_POOL_SHARE}) or num_blocks",
+            ) from error
+
+    def _warm_up(self) -> None:
         for plan in warm_up_plans(self.pool.block_size, self.batch.max_model_len):
             self.run(plan)
         if self.graphs.can_record:

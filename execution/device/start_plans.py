@@ -35,15 +35,19 @@ def largest_step(limits: RunnerLimits, block_size: int) -> StepPlan:
 
 
 def prompt_plans(limits: RunnerLimits, block_size: int, num_blocks: int) -> Iterator[StepPlan]:
-    """A short prompt, or a somewhat longer one, beside 0, 1, 3, 7, ... rows of one token; each for an empty batch.
-    Kernels are made for powers of two of rows, and for few or many tokens of the longest."""
-    for length in (2, 80):
-        num_rows = 1
-        while num_rows <= limits.max_num_seqs and num_rows + length - 1 <= limits.max_num_batched_tokens:
-            if length <= min(limits.max_model_len, num_blocks * block_size):
+    """A prompt of 2, 4, 8, ... 128 tokens beside 0, 1, 3, 7, ... rows of one token, and beside all; each for an empty
+    batch. Kernels are made for powers of two of rows, and of tokens of the longest."""
+    longest = min(limits.max_model_len, num_blocks * block_size)
+    for length in (2, 4, 8, 16, 32, 64, 128):
+        for num_rows in _row_counts(limits):
+            if length <= longest and num_rows + length - 1 <= limits.max_num_batched_tokens:
                 lengths = [length] + [1] * (num_rows - 1)
                 yield _plan(lengths, block_size, SamplingParams(seed=0, temperature=0.0))
-            num_rows *= 2
+
+
+def _row_counts(limits: RunnerLimits) -> list[int]:
+    most = limits.max_num_seqs
+    return [*(1 << power for power in range((most - 1).bit_length())), most]
 
 
 def _plan(lengths: list[int], block_size: int, sampling: SamplingParams) -> StepPlan:

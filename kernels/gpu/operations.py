@@ -7,6 +7,8 @@ that a kernel does not take is computed by torch.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -22,12 +24,15 @@ from .rotary_kv_write import rotary_kv_write
 from .varlen_attention import varlen_attention
 
 
+@dataclass(frozen=True, slots=True)
 class LayerSizes:
     """What scratch memory is made for."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, num_heads: int, kv_heads: int, head_dim: int) -> None:
-        self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
-        self.num_heads, self.kv_heads, self.head_dim = num_heads, kv_heads, head_dim
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    kv_heads: int
+    head_dim: int
 
 
 class GpuOperations:

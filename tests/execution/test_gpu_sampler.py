@@ -137,7 +137,6 @@ def test_more_than_the_device_has_columns_for_is_done_beside_it(pair, make_plan_
         inputs, expected, found = pair.step(maker)
         assert_equal(pair, inputs, expected, found)
     demands = pair.device_sampler.demands
-    assert demands.are_tokens_needed(inputs.sample_rows)
     assert not demands.is_recordable(np.array([4], np.int32))
     assert demands.is_recordable(np.array([5], np.int32))
 
@@ -158,7 +157,6 @@ def test_kind_of_a_step_is_what_its_rows_ask_for(pair, make_plan_maker):
     assert kind(3) == SamplingKind(has_changes=True, has_logprobs=True)
     assert kind(4, 0) == SamplingKind(has_draws=True, has_changes=True, has_penalties=True)
     assert [demands.is_recordable(np.array([row], np.int32)) for row in range(9)] == [True] * 6 + [False] * 3
-    assert [demands.are_tokens_needed(np.array([row], np.int32)) for row in (6, 7, 8)] == [False, False, True]
 
 
 def test_padding_and_bfloat16_logits_in_a_launch(pair, make_plan_maker):

@@ -10,14 +10,16 @@ import pytest
 from callboard.cli.serve import read_topology
 from callboard.client import Engine
 from callboard.errors import ConfigError
-from callboard.topology import expand_actors, find_device, topology_from
+from callboard.topology import ensure_valid, expand_actors, find_device, topology_from
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that shows an NVIDIA GPU."""
-    exists = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidia0" or exists(path))
+    glob = Path.glob
+    monkeypatch.setattr(
+        Path, "glob", lambda path, what: [path / "nvidia3"] if what.startswith("nvidia") else glob(path, what)
+    )
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -50,8 +52,24 @@ def test_auto_takes_a_gpu_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_without_a_gpu_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "exists", lambda path: False)
+    monkeypatch.setattr(Path, "glob", lambda path, what: [])
     assert find_device("auto") == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        (["kv_cache.block_size=24"], "block_size = 24; allowed: a power of two on a GPU"),
+        (
+            ["model.dtype=bfloat16", "model.kv_dtype=float32"],
+            "kv_dtype = .float32., dtype = .bfloat16.",
+        ),
+    ],
+)
+def test_what_the_kernels_of_a_gpu_do_not_read_is_refused(settings: list[str], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        ensure_valid(topology_from("m", settings, device="cuda"), None)
+    ensure_valid(topology_from("m", settings), None)
 
 
 def test_a_file_has_its_own_device(tmp_path: Path) -> None:
