@@ -33,9 +33,9 @@ class KernelStepSampler:
     def clear(self) -> None:
         self._sampler.clear()
 
-    def kind(self, rows: Int32s) -> Hashable | None:
+    def kind(self, rows: Int32s, positions: Int32s) -> Hashable | None:
         demands = self._sampler.demands
-        return demands.kind(rows) if demands.is_recordable(rows) else None
+        return demands.kind(rows) if demands.is_recordable(rows, positions) else None
 
     def launch(self, logits: Tensor, rows: Tensor, positions: Tensor, kind: Hashable) -> None:
         assert isinstance(kind, SamplingKind)

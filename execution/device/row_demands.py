@@ -19,6 +19,7 @@ from ..input_batch import InputBatch, Int32s
 from ..row_logits import has_penalties, has_row_logits
 from ..token_counts import Float32s
 
+_FOR_EVER = np.iinfo(np.int32).max
 MAX_BIAS = 1024
 """Biases of a row that the device holds."""
 
@@ -33,8 +34,8 @@ class RowDemands:
             return np.zeros(batch.max_num_seqs, np.bool_)
 
         self.has_penalties, self.has_changes = none(), none()
-        self.has_masks = none()
-        """The host has a part in the row's logits."""
+        self.masked_until: Int32s = np.zeros(batch.max_num_seqs, np.int32)
+        """The host has a part in the row's logits before this position: `min_tokens` is a matter of the first ones."""
         self._num_bias: Int32s = np.zeros(batch.max_num_seqs, np.int32)
         self._penalties: Float32s = np.zeros((batch.max_num_seqs, 3), np.float32)
         """Repetition, frequency, presence."""
@@ -52,10 +53,11 @@ class RowDemands:
             has_logprobs=bool(arrays.has_logprobs[rows].any()),
         )
 
-    def is_recordable(self, rows: Int32s) -> bool:
-        """Whether a step in which these rows sample is the same work whatever their tokens are."""
+    def is_recordable(self, rows: Int32s, positions: Int32s) -> bool:
+        """Whether a step in which these rows sample the tokens at `positions` is the same work whatever they are; once
+        it is, it stays so for the rows as long as they go on."""
         too_many = self._batch.sampling.num_logprobs[rows] > MAX_TOP
-        return not bool((self.has_masks[rows] | too_many).any())
+        return not bool(((positions < self.masked_until[rows]) | too_many).any())
 
     def place(self, plan: StepPlan) -> StepPlan:
         """Take over the new rows of a plan that the batch has applied; returns the plan with what is left to
@@ -106,7 +108,11 @@ class RowDemands:
         penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
         self._penalties[row] = penalties
         self.has_changes[row] = has_row_logits(sampling)
-        self.has_masks[row] = has_row_logits(rest)
+        self.masked_until[row] = 0
+        if has_row_logits(rest):
+            first = int(self._batch.num_prompt_tokens[row])
+            is_for_ever = has_row_logits(msgspec.structs.replace(rest, min_tokens=0))
+            self.masked_until[row] = _FOR_EVER if is_for_ever else first + rest.min_tokens
         return rest
 
 

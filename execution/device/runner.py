@@ -75,7 +75,7 @@ class DeviceRunner:
         self._clock = Clock()
         self._pending: deque[DeviceStep] = deque()
         self._kind_rows = np.zeros(0, np.int32)
-        self._kind = self._sampler.kind(self._kind_rows)
+        self._kind = self._sampler.kind(self._kind_rows, self._kind_rows)
 
     def run(self, plan: StepPlan) -> StepResult:
         """A step alone: launched, and waited for."""
@@ -164,9 +164,10 @@ class DeviceRunner:
         return self._sample_with_host(step, flat_inputs(self.batch, planned), hidden)
 
     def _kind_of(self, step: LaunchedStep) -> Hashable | None:
-        """What the rows want of sampling: asked again where they are others."""
-        if step.plan.new_rows or not np.array_equal(step.sample_rows, self._kind_rows):
-            self._kind_rows, self._kind = step.sample_rows.copy(), self._sampler.kind(step.sample_rows)
+        """What the rows want of sampling: asked again where they are others, or the host had a part in it."""
+        rows = step.sample_rows
+        if step.plan.new_rows or self._kind is None or not np.array_equal(rows, self._kind_rows):
+            self._kind_rows, self._kind = rows.copy(), self._sampler.kind(rows, step.sample_positions)
         return self._kind
 
     # Steps in which every row has one token
@@ -267,4 +268,4 @@ class DeviceRunner:
         self._state.bring_padding(bucket)
         self.decode_steps.forward(bucket)
         nobody = np.zeros(0, np.int32)
-        self.decode_steps.sample(bucket, self._sampler, self._sampler.kind(nobody))
+        self.decode_steps.sample(bucket, self._sampler, self._sampler.kind(nobody, nobody))

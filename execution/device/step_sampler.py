@@ -43,8 +43,9 @@ class StepSampler(Protocol):
         """Forget every row."""
         ...
 
-    def kind(self, rows: Int32s) -> Hashable | None:
-        """What these rows want of `launch`; None: the host has a part in it, so `sample` has to do it."""
+    def kind(self, rows: Int32s, positions: Int32s) -> Hashable | None:
+        """What these rows want of `launch` for the tokens at `positions`; None: the host has a part in it, so `sample`
+        has to do it. Another kind than None holds for the same requests' later tokens, too."""
         ...
 
     def launch(self, logits: Tensor, rows: Tensor, positions: Tensor, kind: Hashable) -> None:
@@ -88,7 +89,7 @@ class TorchStepSampler:
     def clear(self) -> None:
         self._sampler.clear()
 
-    def kind(self, rows: Int32s) -> Hashable | None:
+    def kind(self, rows: Int32s, positions: Int32s) -> Hashable | None:
         return "greedy" if self._is_plain[rows].all() else None
 
     def launch(self, logits: Tensor, rows: Tensor, positions: Tensor, kind: Hashable) -> None:

@@ -22,6 +22,10 @@ VOCAB = 1300
 MAX_ROWS = 12
 
 
+def is_recordable(demands, row, position=3):
+    return demands.is_recordable(np.array([row], np.int32), np.array([position], np.int32))
+
+
 @dataclass
 class Pair:
     """Both samplers over one batch; hidden states are logits."""
@@ -137,8 +141,8 @@ def test_more_than_the_device_has_columns_for_is_done_beside_it(pair, make_plan_
         inputs, expected, found = pair.step(maker)
         assert_equal(pair, inputs, expected, found)
     demands = pair.device_sampler.demands
-    assert not demands.is_recordable(np.array([4], np.int32))
-    assert demands.is_recordable(np.array([5], np.int32))
+    assert not is_recordable(demands, 4)
+    assert is_recordable(demands, 5)
 
 
 def test_kind_of_a_step_is_what_its_rows_ask_for(pair, make_plan_maker):
@@ -156,7 +160,19 @@ def test_kind_of_a_step_is_what_its_rows_ask_for(pair, make_plan_maker):
     assert kind(2) == SamplingKind(has_draws=True, has_filters=True, has_logprobs=True)
     assert kind(3) == SamplingKind(has_changes=True, has_logprobs=True)
     assert kind(4, 0) == SamplingKind(has_draws=True, has_changes=True, has_penalties=True)
-    assert [demands.is_recordable(np.array([row], np.int32)) for row in range(9)] == [True] * 6 + [False] * 3
+    assert [is_recordable(demands, row) for row in range(9)] == [True] * 6 + [False] * 3
+
+
+def test_min_tokens_are_a_matter_of_the_first_ones(pair, make_plan_maker):
+    maker = make_plan_maker(200)
+    maker.place(2, [5, 6, 7], num_blocks=0, min_tokens=4, stop_token_ids=(9,))
+    maker.place(3, [5, 6, 7], num_blocks=0, min_tokens=4, stop_token_ids=(9,), bad_token_ids=((8,),))
+    maker.place(4, [5, 6, 7], num_blocks=0, min_tokens=4)
+    pair.step(maker)
+    demands = pair.device_sampler.demands
+    assert [is_recordable(demands, 2, position) for position in (3, 6, 7, 40)] == [False, False, True, True]
+    assert not is_recordable(demands, 3, 40)
+    assert is_recordable(demands, 4, 3)
 
 
 def test_padding_and_bfloat16_logits_in_a_launch(pair, make_plan_maker):
