@@ -26,11 +26,11 @@ from .graphs import GraphCache, Mode
 from .limits import RunnerLimits
 from .pending import Clock, DeviceStep, LaunchedStep, TokenRing, result_of
 from .pool import DevicePool
+from .sampler_choice import MakeSampler, sampler_for
 from .seam import Device
 from .staging import StagingRing
 from .start_plans import largest_step, prompt_plans
 from .state import Changes, DeviceState
-from .step_sampler import MakeSampler, sampler_for
 
 _CHANGED_BLOCKS = 1 << 14
 """New blocks of a step that its staging buffer has room for; more are copied one by one, which is slower."""

@@ -106,16 +106,3 @@ class TorchStepSampler:
 
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Tensor) -> PromptLogprobs:
         return self._sampler.prompt_logprobs(pieces, hidden)
-
-
-MakeSampler = Callable[[ComputeLogits, InputBatch, int, int, torch.device], StepSampler]
-"""(compute_logits, batch, vocab_size, max_places, device); places: rows of a step, padding included."""
-
-
-def sampler_for(device: torch.device) -> MakeSampler:
-    """The fastest there."""
-    if device.type != "cuda":
-        return TorchStepSampler
-    from .kernel_sampler import KernelStepSampler
-
-    return KernelStepSampler
