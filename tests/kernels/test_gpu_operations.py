@@ -12,8 +12,9 @@ from callboard.execution.device.cuda import CudaDevice
 from callboard.execution.device.kernel_sampler import KernelStepSampler
 from callboard.execution.device.limits import RunnerLimits
 from callboard.execution.device.runner import DeviceRunner
+from callboard.execution.device.sampler_choice import MakeSampler
 from callboard.execution.device.seam import Device, HostDevice
-from callboard.execution.device.step_sampler import MakeSampler, TorchStepSampler
+from callboard.execution.device.step_sampler import TorchStepSampler
 from callboard.kernels.device_operations import TorchOperations
 from callboard.kernels.gpu.linear_choice import MAX_ROWS
 from callboard.kernels.gpu.operations import GpuOperations, LayerSizes
