@@ -16,6 +16,8 @@ from .sampled_logprobs import fill
 
 PROMPT_LOGITS = 1 << 21
 """Logits made at a time, in whole rows, whatever the length of a chunk: some 9 bytes each are held."""
+DEVICE_PROMPT_LOGITS = 1 << 24
+"""On a device that reads the whole head for each time, and is asked for the result."""
 
 
 def prompt_logprobs(
@@ -25,7 +27,8 @@ def prompt_logprobs(
     predictors, token_ids = (torch.from_numpy(a).to(hidden.device) for a in (pieces.predictors, pieces.token_ids))
     arrays = LogprobArrays(pieces.token_ids.size, pieces.num_top, vocab_size)
     ranks = np.empty(pieces.token_ids.size, np.int32)
-    at_once = max(1, PROMPT_LOGITS // vocab_size)
+    most = PROMPT_LOGITS if hidden.device.type == "cpu" else DEVICE_PROMPT_LOGITS
+    at_once = max(1, most // vocab_size)
     for start in range(0, ranks.size, at_once):
         part = slice(start, start + at_once)
         logits = compute_logits(hidden[predictors[part]])
