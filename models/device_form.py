@@ -8,39 +8,22 @@ import torch
 from torch import Tensor
 
 from ..checkpoints.shape import Checkpoint, ModelShape
-from ..kernels.cpu.quantized_rows import Float32s
 from ..kernels.device_operations import Matrix, Operations
 from .decoder_weights import gather_weights
 from .device_decoder import DeviceDecoder
 from .load import read_pieces
-from .parts import Sizes
 from .registry import model_family
-from .tensor_form import TensorStack
+from .tensor_form import PlainTensors
 
 
-class DeviceForm:
-    """Everything in `dtype` on `device`, but for norms, which are float32."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype, self._device = dtype, device
-
-    def matrix(self, sizes: Sizes) -> TensorStack:
-        return TensorStack(sizes, self._dtype, self._device)
-
-    def bias(self, sizes: Sizes) -> TensorStack:
-        return TensorStack(sizes, self._dtype, self._device)
+class DeviceForm(PlainTensors):
+    """The matrices plain, too."""
 
     def hold_matrix(self, matrix: Tensor, bias: Tensor | None = None) -> Matrix:
         return Matrix(matrix, bias)
 
-    def hold_embedding(self, matrix: Tensor) -> Tensor:
-        return matrix
-
     def tie_head(self, embedding: Tensor) -> Matrix:
         return Matrix(embedding)
-
-    def hold_vector(self, norm: Float32s) -> Tensor:
-        return torch.from_numpy(norm).to(self._device)
 
 
 def load_device_decoder(

@@ -37,8 +37,8 @@ class TensorStack:
         return whole
 
 
-class TensorForm:
-    """The embedding in `dtype`, the matrices as `hold_linear` chooses; on `device`."""
+class PlainTensors:
+    """What every form that torch holds has alike: tensors in `dtype` on `device`, norms in float32."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
@@ -49,17 +49,21 @@ class TensorForm:
     def bias(self, sizes: Sizes) -> TensorStack:
         return TensorStack(sizes, self._dtype, self._device)
 
-    def hold_matrix(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
-        return hold_linear(matrix, bias)
-
     def hold_embedding(self, matrix: Tensor) -> Tensor:
         return matrix
 
-    def tie_head(self, embedding: Tensor) -> Linear:
-        return hold_linear(embedding, shared=True)
-
     def hold_vector(self, norm: Float32s) -> Tensor:
         return torch.from_numpy(norm).to(self._device)
+
+
+class TensorForm(PlainTensors):
+    """The matrices as `hold_linear` chooses."""
+
+    def hold_matrix(self, matrix: Tensor, bias: Tensor | None = None) -> Linear:
+        return hold_linear(matrix, bias)
+
+    def tie_head(self, embedding: Tensor) -> Linear:
+        return hold_linear(embedding, shared=True)
 
 
 def planned_weight_bytes(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> int:

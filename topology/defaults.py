@@ -11,8 +11,8 @@ from .decode import Table
 AUTO = "auto"
 _GPU_SCHEDULER = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
 """A step of 8,192 tokens of a prompt takes a GPU as long as a step of some tokens takes a CPU."""
-_GPU_PROCESSES = ("frontend", "tokenizer", "scheduler")
-"""Each apart: a step is over in milliseconds, and the machine has cores to spare."""
+_CONTROL_PLANE = ("frontend", "tokenizer", "scheduler")
+"""On a GPU each apart: a step is over in milliseconds, and the machine has cores to spare."""
 
 
 def find_device(device: str) -> str:
@@ -33,6 +33,6 @@ def default_tables(source: str, device: str) -> Table:
         return tables
     worker = {"name": "worker", "actors": ["worker"], "device": device}
     if not device.startswith("cuda"):
-        return tables | {"process": [{"name": "control", "actors": list(_GPU_PROCESSES)}, worker]}
-    apart = [{"name": actor, "actors": [actor]} for actor in _GPU_PROCESSES]
+        return tables | {"process": [{"name": "control", "actors": list(_CONTROL_PLANE)}, worker]}
+    apart = [{"name": actor, "actors": [actor]} for actor in _CONTROL_PLANE]
     return tables | {"scheduler": dict(_GPU_SCHEDULER), "process": [*apart, worker]}
