@@ -37,6 +37,9 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     first_output_index: int = 0
     """Output tokens of a session's earlier turns, which count as prompt: the token at position p is drawn with the index
     p - num_prompt_tokens + first_output_index."""
+    is_constrained: bool = False
+    """Each of its tokens is drawn under the mask for (epoch, run, position) of the `MaskRegion`; where that is not there
+    when the step samples the row yields no token."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=30):
@@ -142,4 +145,4 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31)
     """If a scheduled row asked for them and computed positions of its prompt."""
     num_sampled: bytes = b""
     """int32 [k]: tokens of each row, the accepted drafts and one more, which stand together in `token_ids`; empty: one
-    each. `positions` are those of the first."""
+    each. `positions` are those of the first. 0: a constrained row whose mask was not there, to be planned again."""
