@@ -26,3 +26,4 @@ class Counters:
         self.num_timed_out = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
+        self.num_late_masks = 0

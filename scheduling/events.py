@@ -28,6 +28,10 @@ class TokenizerGone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=
     tokenizer: str
 
 
+class GrammarGone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=63):
+    """The grammar actor died: no grammar is ready, and no row gets a mask until its next life has compiled it."""
+
+
 Event = (
     Admit
     | AddInput
@@ -41,4 +45,5 @@ Event = (
     | WorkerGone
     | WorkerAttached
     | TokenizerGone
+    | GrammarGone
 )

@@ -33,6 +33,10 @@ class Grammars:
             self._fates.popitem(last=False)
         return list(self._waiting.pop(grammar_key, {}).values())
 
+    def forget_all(self) -> None:
+        """Nothing is known of any grammar; who waits goes on waiting."""
+        self._fates.clear()
+
     def wait(self, request: Request) -> None:
         """The request waits for its grammar."""
         self._waiting.setdefault(request.grammar_key, {})[request.key] = request

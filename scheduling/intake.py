@@ -57,8 +57,7 @@ def _begin(state: SchedulerState, request: Request, ending: Ending | None, *, is
         state.pause(request)
         return
     state.enqueue(request)
-    if request.needs_grammar:
-        await_grammar(state, request)
+    await_grammar(state, request)
 
 
 def stop(state: SchedulerState, event: Stop) -> None:

@@ -29,7 +29,7 @@ from .request import Request, RequestKey, RequestState
 from .row_arrays import Int32s, RowIndexes
 from .wait_clock import LINE_CAUSES, WaitCause, WaitClock
 
-PreemptionCause = Literal["blocks", "worker", "step_failed", "trial", "resume"]
+PreemptionCause = Literal["blocks", "worker", "step_failed", "trial", "resume", "grammar"]
 MAX_CHOICES = 128
 """Choices of a request that are told in one answer."""
 MAX_EXPLAINED_RECORDS = 1024

@@ -8,6 +8,7 @@ from ..mailbox.messages.transfers import BlocksLoaded
 from .next_in_line import next_in_line
 from .request import Request, RequestState
 from .state import SchedulerState
+from .waiting_for_grammar import await_grammar
 
 
 def num_loadable(state: SchedulerState, request: Request) -> int:
@@ -45,7 +46,7 @@ def blocks_loaded(state: SchedulerState, event: BlocksLoaded) -> None:
     request.block_ids = block_ids[:num_full]
     request.num_loaded_tokens = num_full * size
     register_full_blocks(state.pool, request.block_keys, request.token_ids, request.block_ids, 0, num_full)
-    state.let_go(request)
+    _go_on(state, request)
 
 
 def lose_loaded(state: SchedulerState) -> None:
@@ -53,10 +54,16 @@ def lose_loaded(state: SchedulerState) -> None:
     for request in state.transfers.waiting():
         state.leaks.unload(request, "goes on without it")
         state.transfers.abandon(request)
-        state.let_go(request)
+        _go_on(state, request)
     for request in state.waiting.values():
         if request.block_ids:
             state.release_blocks(request)
+
+
+def _go_on(state: SchedulerState, request: Request) -> None:
+    """The grammar that was ready when it began to load may be lost."""
+    state.let_go(request)
+    await_grammar(state, request)
 
 
 def lose_one_loaded(state: SchedulerState) -> bool:

@@ -90,6 +90,7 @@ class PlanBuilder:
                 block_ids=np.array(request.block_ids, dtype="<i4").tobytes(),
                 sampling=request.row_sampling,
                 first_output_index=request.first_output_index,
+                is_constrained=bool(request.grammar_key),
             )
         )
         samples = num_tokens == request.num_uncomputed_tokens

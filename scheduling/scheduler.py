@@ -26,7 +26,7 @@ from msgspec import structs
 
 from ..mailbox.messages.admission import AddInput, Admit, Stop
 from ..mailbox.messages.drafts import Drafts
-from ..mailbox.messages.grammar import GrammarFailed, GrammarReady
+from ..mailbox.messages.grammar import Advance, GrammarFailed, GrammarReady
 from ..mailbox.messages.requests import Abort, RequestLedger
 from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from ..mailbox.messages.transfers import BlocksLoaded
@@ -35,7 +35,7 @@ from .admission import admit_waiting, release_idle
 from .deltas import Outgoing
 from .drafting import take_drafts
 from .estimate import decayed
-from .events import Event, TokenizerGone, WorkerAttached, WorkerGone
+from .events import Event, GrammarGone, TokenizerGone, WorkerAttached, WorkerGone
 from .integrity import check_integrity
 from .leak_ledger import Leak
 from .limits import SchedulerLimits
@@ -50,7 +50,7 @@ from .statistics import SchedulerStatistics, statistics_of
 from .steady import SteadyRows, find_steady, take_steady_steps
 from .update import apply_result
 from .wait_clock import WaitCause
-from .waiting_for_grammar import decide_grammar
+from .waiting_for_grammar import decide_grammar, lose_grammars
 
 
 class Scheduler:
@@ -132,6 +132,10 @@ class Scheduler:
         loads = self._state.transfers.drain_unsent(self._state.steps.num_ended)
         return structs.replace(outgoing, loads=loads) if loads else outgoing
 
+    def advance_grammars(self) -> Advance | None:
+        """What the grammar actor has not been told of the constrained rows; None: nothing. No plan depends on it."""
+        return None if self._epoch is None else self._state.constrained.take_news(self._epoch)
+
     def statistics(self) -> SchedulerStatistics:
         """Gauges and counters now."""
         return statistics_of(self._state)
@@ -195,6 +199,8 @@ class Scheduler:
                 self._epoch = event.epoch
             case TokenizerGone():
                 orphans.lose_tokenizer(self._state, event.tokenizer)
+            case GrammarGone():
+                lose_grammars(self._state)
             case _:
                 assert_never(event)
 

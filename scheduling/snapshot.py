@@ -155,6 +155,7 @@ def restore_state(data: bytes, state: SchedulerState) -> tuple[int | None, int]:
         request = requests[number]
         assert request.run is not None, "a running request has a run"
         state.running[request.run] = request
+        state.constrained.enter(request)
     for numbers in saved.choices:
         for number in numbers:
             request_id, choice = requests[number].key

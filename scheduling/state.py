@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..kv_cache.block_pool import BlockPool
 from ..kv_cache.prefix_cache import find_prefix, register_full_blocks
+from .constrained import ConstrainedRows
 from .counters import Counters
 from .deadlines import Deadlines
 from .deltas import Outbox
@@ -67,6 +68,7 @@ class SchedulerState:
         self.tenants = TenantCounters()
         self.deadlines = Deadlines()
         self.grammars = Grammars()
+        self.constrained = ConstrainedRows()
         self.transfers = Transfers()
         self.estimate = START
         """Of the output that is still to come, for the admission rule of that name."""
@@ -212,6 +214,7 @@ class SchedulerState:
         self.leaks.admit(request, num_computed // self.limits.block_size, self.steps.num_planned)
         self.rows.tenant[request.row] = self.tenants.index_of(request.tenant)
         self.outbox.place(request)
+        self.constrained.enter(request)
         self.running[self._last_run] = request
 
     def preempt(self, request: Request, cause: PreemptionCause) -> None:
@@ -305,6 +308,7 @@ class SchedulerState:
     def _leave_running(self, request: Request) -> None:
         assert request.run is not None
         del self.running[request.run]
+        self.constrained.leave(request)
         self.cache_full_blocks(request)
         self.outbox.absorb(request)
         self.pool.free(request.block_ids)

@@ -65,6 +65,8 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False
     """Drafts that were planned, to be verified."""
     num_accepted_tokens: int = 0
     """Of them, those that were accepted."""
+    num_late_masks: int = 0
+    """Tokens that were to be drawn under a grammar whose mask was not there in time, and were planned again."""
 
 
 def statistics_of(state: SchedulerState) -> SchedulerStatistics:
@@ -101,4 +103,5 @@ def statistics_of(state: SchedulerState) -> SchedulerStatistics:
         num_paused=len(state.paused),
         num_draft_tokens=counters.num_draft_tokens,
         num_accepted_tokens=counters.num_accepted_tokens,
+        num_late_masks=counters.num_late_masks,
     )

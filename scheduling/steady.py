@@ -104,6 +104,7 @@ def _is_quiet(state: SchedulerState) -> bool:
         state.waiting
         or rows.num_prefilling
         or rows.num_with_drafts
+        or state.constrained
         or rows.has_removed
         or state.paused
         or state.deadlines

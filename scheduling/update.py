@@ -95,11 +95,13 @@ def _find_tokens(state: SchedulerState, planned: PlannedStep, result: StepResult
         raise ProtocolViolation(
             f"result of step {result.step} has {len(runs)} runs, {len(positions)} positions, {len(token_ids)} tokens"
         )
-    if counts is not None and np.count_nonzero(counts < 1):
-        raise ProtocolViolation(f"result of step {result.step} has a row with {counts.min()} tokens; each has one")
     rows, num_drafts = planned.yielding_rows, planned.num_drafts
     if result.runs != planned.yielding_runs:
         rows, num_drafts = _rows_of(planned, runs, result.step)
+    if counts is not None and np.count_nonzero(counts < 1):
+        is_given = _without_late(state, rows, runs, positions, counts, result.step)
+        rows, runs, positions, counts = rows[is_given], runs[is_given], positions[is_given], counts[is_given]
+        num_drafts = None if num_drafts is None else num_drafts[is_given]
     firsts = None if counts is None else (np.cumsum(counts) - counts).astype(np.int32)
     first_token_ids = token_ids if firsts is None else token_ids[firsts]
     if planned.num_changes == state.rows.num_changes:
@@ -118,6 +120,30 @@ def _find_tokens(state: SchedulerState, planned: PlannedStep, result: StepResult
         None if num_drafts is None else num_drafts[is_live],
         token_ids,
     )
+
+
+def _without_late(
+    state: SchedulerState, rows: RowIndexes, runs: Int64s, positions: Int32s, counts: Int32s, step: int
+) -> Bools:
+    """Constrained rows whose mask was late have no token: they are planned again from their last known one. What was
+    planned on top of that step has no mask either, for nobody knows its tokens. Returns which rows have tokens.
+
+    Raises ProtocolViolation for a row that has none and is not constrained.
+    """
+    arrays = state.rows
+    for i in np.flatnonzero(counts < 1).tolist():
+        row = rows[i]
+        request = arrays.requests[row]
+        if arrays.run[row] != runs[i] or request is None:
+            continue
+        if counts[i] < 0 or not request.grammar_key:
+            raise ProtocolViolation(f"result of step {step} has a row with {counts[i]} tokens; each has one")
+        if positions[i] == arrays.num_tokens[row]:
+            arrays.num_computed[row] = arrays.num_tokens[row] - ONE
+            arrays.num_expected[row] = arrays.num_tokens[row]
+            state.counters.num_late_masks += 1
+    is_given: Bools = counts > 0
+    return is_given
 
 
 def _rows_of(planned: PlannedStep, runs: Int64s, step: int) -> tuple[RowIndexes, Int32s | None]:

@@ -1,4 +1,4 @@
-"""Requests whose grammar has to be compiled before they run."""
+"""Requests whose grammar has to be compiled before they run, the first time or again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from .state import SchedulerState
 
 
 def await_grammar(state: SchedulerState, request: Request) -> None:
-    """A request that was queued waits for its grammar, unless that is ready; it ends if it is known to be bad."""
+    """A request that could go waits for its grammar if it needs one, unless that is ready; it ends if it is known to be
+    bad."""
+    if not request.needs_grammar:
+        return
     if not state.grammars.is_known(request.grammar_key):
         state.hold_back(request, RequestState.WAITING_FOR_GRAMMAR)
         state.grammars.wait(request)
@@ -26,6 +29,20 @@ def decide_grammar(state: SchedulerState, grammar_key: str, failure: str | None)
             state.let_go(request)
         else:
             _refuse(state, request, failure)
+
+
+def lose_grammars(state: SchedulerState) -> None:
+    """Matchers and compiled grammars are gone: what ran under one is computed anew when it is there again."""
+    state.grammars.forget_all()
+    for request in reversed(list(state.running.values())):
+        if request.grammar_key:
+            state.preempt(request, "grammar")
+    state.constrained.forget_ended()
+    for request in list(state.waiting.values()):
+        if request.grammar_key:
+            request.needs_grammar = True
+            if request.key in state.lines:
+                await_grammar(state, request)
 
 
 def _refuse(state: SchedulerState, request: Request, failure: str) -> None:

@@ -42,6 +42,7 @@ def engine_families(statistics: SchedulerStatistics, kv_cache: KVCacheSection) -
         ("timed_out_requests", "Requests whose deadline passed, waiting or running.", statistics.num_timed_out),
         ("spec_decode_num_draft_tokens", "Drafts that were verified.", statistics.num_draft_tokens),
         ("spec_decode_num_accepted_tokens", "Drafts that were accepted.", statistics.num_accepted_tokens),
+        ("late_grammar_masks", "Tokens planned again, for their grammar's mask was late.", statistics.num_late_masks),
     )
     for name, documentation, value in counters:
         yield CounterMetricFamily(f"callboard:{name}", documentation, value=value)

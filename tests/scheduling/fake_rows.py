@@ -36,6 +36,9 @@ class Row:
 
     def __init__(self, new: NewRow, admit: Admit) -> None:
         self.run, self.choice, self.sampling, self.admit = new.run, new.choice, new.sampling, admit
+        self.row = new.row
+        self.is_late = False
+        """It had no mask when it was to sample last, so its next positions may be of tokens that nobody knows."""
         self.num_prompt_tokens = new.num_prompt_tokens
         self.token_ids, self.block_ids = ints(new.token_ids), ints(new.block_ids)
 
@@ -77,6 +80,7 @@ class Results:
     def build(self, plan: StepPlan, now_ns: int, prompt_logprobs: PromptLogprobs | None) -> StepResult:
         width = max((count for _, count in self._wanted), default=0)
         token_ids = [token_id for row in self._tokens for token_id in row]
+        counts = np.array([len(row) for row in self._tokens], "<i4")
         sampled = [token_ids[index] for index, _ in self._wanted]
         top = [[(token_id + rank) % VOCAB for rank in range(width)] for token_id in sampled]
         return StepResult(
@@ -92,7 +96,7 @@ class Results:
             top_ids=np.array(top, "<i4").tobytes(),
             top_logprobs=(np.array(top, "<f4") / -4).tobytes(),
             prompt_logprobs=prompt_logprobs,
-            num_sampled=np.array([len(row) for row in self._tokens], "<i4").tobytes() if plan.num_drafts else b"",
+            num_sampled=counts.tobytes() if plan.num_drafts or not counts.all() else b"",
         )
 
 

@@ -92,11 +92,13 @@ class FakeWorker:
         self.last_step: int | None = None
         self.raises: dict[Key, int] = {}
         self.num_to_fail = 0
+        self.num_to_be_late = 0
+        """So many masks of constrained rows will not be there when they sample."""
         self.is_void = False
         self.may_starve: Container[int] | None = None
         """Steps that may leave rows out which need tokens; None: any."""
         self._drafted: deque[set[int]] = deque(maxlen=max(1, limits.pipeline_depth - 1))
-        """Rows with drafts, of the steps whose results the scheduler may not have had."""
+        """Rows with drafts, of the steps whose results the scheduler may not have had; and those that had no mask."""
 
     def work(self, encoded: bytes, now_ns: int) -> StepResult:
         plan = msgspec.msgpack.decode(encoded, type=StepPlan)
@@ -178,16 +180,16 @@ class FakeWorker:
         for index, (row, run, start, count) in enumerate(zip(rows, runs, starts, counts, strict=True)):
             batch_row, num_drafts = self.rows[row], len(drafts[index])
             assert batch_row.run == run, "the row belongs to another run"
-            assert start + count <= len(own[index]), "a token is computed that nobody knows"
+            assert start + count <= len(own[index]) or batch_row.is_late, "a token is computed that nobody knows"
             assert not num_drafts or (count == 1 + num_drafts and start + count == len(own[index])), "drafts in a gap"
             for position in range(start, start + count):
                 block = batch_row.block_ids[position // size]
                 assert 0 <= block < self.limits.num_blocks
                 assert writer.setdefault(block, run) == run, "a block is written by two rows in one step"
-                self.kv[block, position % size] = own[index][position]
+                self.kv[block, position % size] = own[index][position] if position < len(own[index]) else -1
         for index, (row, start, count) in enumerate(zip(rows, starts, counts, strict=True)):
             blocks = self.rows[row].block_ids
-            for position in range(start + count):
+            for position in range(min(start + count, len(own[index]))):
                 read = self.kv.get((blocks[position // size], position % size))
                 assert read == own[index][position], f"row {row} reads another's K/V at position {position}"
         run_rows = [(self.rows[row], *rest) for row, *rest in zip(rows, runs, starts, counts, drafts, strict=True)]
@@ -209,8 +211,14 @@ class FakeWorker:
         samples = np.frombuffer(plan.samples, np.bool_).tolist()
         for (row, run, start, count, drafts), is_sampled in zip(run_rows, samples, strict=True):
             position = start + count - len(drafts)
-            assert is_sampled == (position == len(row.token_ids)), "a row samples before its last known token"
+            is_due = position == len(row.token_ids)
+            assert is_sampled == (is_due or row.is_late), "a row samples before its last known token"
             if not is_sampled:
+                continue
+            row.is_late = self._is_late(row) or not is_due
+            if row.is_late:
+                self._drafted[-1].add(row.row)
+                results.add(run, position, [], None)
                 continue
             sampled = row.sample(drafts)
             last = position + len(drafts)
@@ -220,6 +228,11 @@ class FakeWorker:
             results.add(run, position, sampled, row.admit.sampling.logprobs)
         pieces = [(row, run, start, count) for row, run, start, count, _ in run_rows]
         return results.build(plan, now_ns, describe_prompts(pieces))
+
+    def _is_late(self, row: Row) -> bool:
+        is_late = self.num_to_be_late > 0 and bool(row.admit.grammar_key)
+        self.num_to_be_late -= is_late
+        return is_late
 
 
 def true_row_sampling(admit: Admit, has_output: bool) -> SamplingParams:

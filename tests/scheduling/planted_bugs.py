@@ -211,4 +211,22 @@ BUGS = (
         "if last in request.stop_token_ids and not is_guarded:",
         "if last in request.stop_token_ids and is_guarded:",
     ),
+    PlantedBug(
+        "a_row_without_a_mask_goes_on",
+        "scheduling.update",
+        "            arrays.num_computed[row] = arrays.num_tokens[row] - ONE\n",
+        "",
+    ),
+    PlantedBug(
+        "what_stands_on_a_late_row_is_late_again",
+        "scheduling.update",
+        "if positions[i] == arrays.num_tokens[row]:",
+        "if positions[i] >= arrays.num_tokens[row]:",
+    ),
+    PlantedBug(
+        "what_loads_forgets_its_lost_grammar",
+        "scheduling.loading",
+        "    await_grammar(state, request)\n",
+        "",
+    ),
 )

@@ -123,6 +123,7 @@ def facts_of_scheduler(scheduler: Scheduler) -> Facts:
             numbers.generation_tokens,
             numbers.num_draft_tokens,
             numbers.num_accepted_tokens,
+            numbers.num_late_masks,
         ),
     )
 
@@ -144,6 +145,7 @@ def facts_of_twin(twin: Twin) -> Facts:
             state.num_generated_tokens,
             state.num_drafts,
             state.num_accepted,
+            state.num_late,
         ),
     )
 

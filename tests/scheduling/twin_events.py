@@ -8,9 +8,9 @@ from callboard.mailbox.messages.grammar import GrammarFailed, GrammarReady
 from callboard.mailbox.messages.requests import Abort
 from callboard.mailbox.messages.steps import StepOutcome, StepResult
 from callboard.mailbox.messages.transfers import BlocksLoaded
-from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
-from callboard.tests.scheduling.fake_rows import sampled_of
-from callboard.tests.scheduling.twin_request import FOR_GRAMMAR, FOR_INPUT, TwinEnd, TwinRequest
+from callboard.scheduling.events import Event, GrammarGone, TokenizerGone, WorkerAttached, WorkerGone
+from callboard.tests.scheduling.fake_rows import ints, sampled_of
+from callboard.tests.scheduling.twin_request import FOR_GRAMMAR, FOR_INPUT, FOR_REMOTE_KV, TwinEnd, TwinRequest
 from callboard.tests.scheduling.twin_sessions import add_input, await_grammar, cut_turn, end_turn, has_room
 from callboard.tests.scheduling.twin_state import TwinState
 from callboard.tests.scheduling.twin_trouble import acquit, fail_step, lose_worker
@@ -45,6 +45,8 @@ def apply(state: TwinState, event: Event) -> None:
             state.epoch = event.epoch
         case TokenizerGone():
             _lose_tokenizer(state, event.tokenizer)
+        case GrammarGone():
+            _lose_grammars(state)
         case _:
             raise AssertionError(f"the twin does not know {event}")
 
@@ -148,6 +150,19 @@ def _settle_grammar(state: TwinState, grammar_key: str, *, is_good: bool) -> Non
             await_grammar(state, request)
 
 
+def _lose_grammars(state: TwinState) -> None:
+    """Nothing is known of any; whoever runs under one goes back, and waits until it is there again."""
+    state.grammars.clear()
+    for request in reversed(list(state.running)):
+        if request.admit.grammar_key:
+            state.preempt(request)
+    for request in state.waiting():
+        if request.admit.grammar_key:
+            request.lacks_grammar = True
+            if request.state != FOR_REMOTE_KV:
+                await_grammar(state, request)
+
+
 def _keep_drafts(state: TwinState, event: Drafts) -> None:
     """Those of a row whose last token is known, and lacks nothing but to be computed."""
     for run, position, drafts in zip(event.runs, event.positions, event.token_ids, strict=True):
@@ -173,15 +188,27 @@ def _use_loaded(state: TwinState, event: BlocksLoaded) -> None:
     state.label_blocks(request)
     request.num_computed = 0
     state.let_go(request)
+    await_grammar(state, request)
 
 
 def _take_result(state: TwinState, result: StepResult) -> None:
     requests = state.in_flight.popleft()
     if result.outcome is StepOutcome.FAILED:
         fail_step(state, requests)
-    for run, sampled in sampled_of(result):
-        if run in state.request_of_run:
-            _append(state, state.request_of_run[run], sampled)
+    for (run, sampled), position in zip(sampled_of(result), ints(result.positions), strict=True):
+        request = state.request_of_run.get(run)
+        if request is not None and sampled:
+            _append(state, request, sampled)
+        elif request is not None:
+            _plan_again(state, request, position)
+
+
+def _plan_again(state: TwinState, request: TwinRequest, position: int) -> None:
+    """Its mask was late: the last known token is computed once more. Plans that were made in the hope that a token
+    would come have none either, and say nothing new."""
+    if position == len(request.tokens):
+        request.num_computed, request.num_pending, request.num_drafts_in_flight = position - 1, 0, 0
+        state.num_late += 1
 
 
 def _append(state: TwinState, request: TwinRequest, sampled: list[int]) -> None:

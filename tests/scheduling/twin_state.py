@@ -82,6 +82,7 @@ class TwinState:
         self.num_preemptions = self.num_finished = self.num_admitted = self.num_timed_out = 0
         self.num_asked_tokens = self.num_hit_tokens = self.num_prompt_tokens = self.num_generated_tokens = 0
         self.num_drafts = self.num_accepted = 0
+        self.num_late = 0
 
     # What can be asked
 

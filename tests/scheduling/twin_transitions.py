@@ -9,6 +9,7 @@ from callboard.mailbox.messages.drafts import Drafts
 from callboard.mailbox.messages.grammar import GrammarFailed, GrammarReady
 from callboard.mailbox.messages.requests import Abort
 from callboard.mailbox.messages.sampling import RepetitionDetection
+from callboard.scheduling.events import GrammarGone
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.tests.scheduling.choices import Choices, between, one_of
 from callboard.tests.scheduling.fake_model import next_token
@@ -165,6 +166,17 @@ def settle_grammar(world: World, choices: Choices) -> None:
     world.call(one_of(choices, [GrammarReady(key), GrammarReady(key), GrammarFailed(key, "it is none")]))
 
 
+def lose_grammars(world: World, choices: Choices) -> None:
+    """The grammar actor dies."""
+    world.call(GrammarGone())
+
+
+def delay_masks(world: World, choices: Choices) -> None:
+    """The next masks come too late."""
+    if world.worker is not None:
+        world.worker.num_to_be_late += between(choices, 1, 3)
+
+
 def answer_load(world: World, choices: Choices) -> None:
     """A transfer ends: with all, with a part, or with nothing."""
     if world.connector.loads:
@@ -278,7 +290,9 @@ WEIGHTS: dict[Transition, int] = {
     fork: 1,
     repeat: 2,
     draft: 5,
-    settle_grammar: 1,
+    settle_grammar: 3,
+    lose_grammars: 1,
+    delay_masks: 2,
     answer_load: 2,
     add_input: 2,
     cut_turn: 2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from callboard.tests.scheduling.twin_request import FOR_REMOTE_KV, Key, TwinEnd, TwinRequest
+from callboard.tests.scheduling.twin_sessions import await_grammar
 from callboard.tests.scheduling.twin_state import TwinState
 
 MAX_DEATHS = 2
@@ -72,6 +73,7 @@ def _roll_back(state: TwinState) -> None:
         if request.state == FOR_REMOTE_KV:
             state.abandon_load(request)
             state.let_go(request)
+            await_grammar(state, request)
     for request in state.waiting():
         state.drop_loaded(request)
     state.pool.contents.clear()
