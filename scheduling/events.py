@@ -6,7 +6,7 @@ import msgspec
 
 from ..mailbox.messages.admission import AddInput, Admit, Stop
 from ..mailbox.messages.drafts import Drafts
-from ..mailbox.messages.grammar import GrammarFailed, GrammarReady
+from ..mailbox.messages.grammar import GrammarFailed, GrammarReady, MatcherFailed
 from ..mailbox.messages.requests import Abort
 from ..mailbox.messages.steps import StepResult
 from ..mailbox.messages.transfers import BlocksLoaded
@@ -39,6 +39,7 @@ Event = (
     | Abort
     | GrammarReady
     | GrammarFailed
+    | MatcherFailed
     | Drafts
     | BlocksLoaded
     | StepResult

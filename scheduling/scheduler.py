@@ -26,7 +26,7 @@ from msgspec import structs
 
 from ..mailbox.messages.admission import AddInput, Admit, Stop
 from ..mailbox.messages.drafts import Drafts
-from ..mailbox.messages.grammar import Advance, GrammarFailed, GrammarReady
+from ..mailbox.messages.grammar import Advance, GrammarFailed, GrammarReady, MatcherFailed
 from ..mailbox.messages.requests import Abort, RequestLedger
 from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from ..mailbox.messages.transfers import BlocksLoaded
@@ -50,7 +50,7 @@ from .statistics import SchedulerStatistics, statistics_of
 from .steady import SteadyRows, find_steady, take_steady_steps
 from .update import apply_result
 from .wait_clock import WaitCause
-from .waiting_for_grammar import decide_grammar, lose_grammars
+from .waiting_for_grammar import decide_grammar, fail_matcher, lose_grammars
 
 
 class Scheduler:
@@ -187,6 +187,9 @@ class Scheduler:
                 decide_grammar(self._state, event.grammar_key, None)
             case GrammarFailed():
                 decide_grammar(self._state, event.grammar_key, event.message)
+            case MatcherFailed():
+                if event.epoch == self._epoch:
+                    fail_matcher(self._state, event)
             case Drafts():
                 take_drafts(self._state, event)
             case BlocksLoaded():

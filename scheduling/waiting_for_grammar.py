@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..mailbox.messages.grammar import MatcherFailed
 from ..mailbox.messages.requests import Finish
 from .request import Request, RequestState
 from .state import SchedulerState
@@ -45,7 +46,18 @@ def lose_grammars(state: SchedulerState) -> None:
                 await_grammar(state, request)
 
 
+def fail_matcher(state: SchedulerState, event: MatcherFailed) -> None:
+    """The request ends with what it has; a run that is over is no matter of anybody."""
+    request = state.running.get(event.run)
+    if request is not None:
+        _end(state, request, event.message, 500)
+
+
 def _refuse(state: SchedulerState, request: Request, failure: str) -> None:
-    finish = Finish(RequestState.ERROR.finish_reason, request.usage(), message=failure, status=400)
+    _end(state, request, failure, 400)
+
+
+def _end(state: SchedulerState, request: Request, message: str, status: int) -> None:
+    finish = Finish(RequestState.ERROR.finish_reason, request.usage(), message=message, status=status)
     state.outbox.finish(request, finish)
     state.end(request, RequestState.ERROR)

@@ -7,6 +7,7 @@
 | Advance       | scheduler | grammar   | mailbox   | one a step          | later steps merge into it        | rows are replayed  |
 | GrammarReady  | grammar   | scheduler | mailbox   | one a `Compile`     | kept and sent when there is room | compiled again     |
 | GrammarFailed | grammar   | scheduler | mailbox   | one a `Compile`     | kept and sent when there is room | compiled again     |
+| MatcherFailed | grammar   | scheduler | mailbox   | one a run           | kept and sent when there is room | found again        |
 
 The masks themselves go to the workers through shared memory (`shm_queue.MaskRegion`).
 """
@@ -100,12 +101,15 @@ class Compile(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=52):
 
     grammar_key: str
     constraint: Constraint
+    tokenizer: str
+    """Who says so; if it dies its requests come again."""
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=53):
     """A request that sent `Compile` has ended: what is compiled may be forgotten."""
 
     grammar_key: str
+    tokenizer: str
 
 
 class Advance(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=54):
@@ -140,5 +144,13 @@ class GrammarFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=
     message: str
 
 
+class MatcherFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=55):
+    """The request of this run cannot go on under its grammar, which became too large to follow; it ends."""
+
+    epoch: int
+    run: int
+    message: str
+
+
 ToGrammar = Compile | Release | Advance
-GrammarToScheduler = GrammarReady | GrammarFailed
+GrammarToScheduler = GrammarReady | GrammarFailed | MatcherFailed

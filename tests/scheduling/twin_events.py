@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from callboard.mailbox.messages.admission import AddInput, Admit, Stop
 from callboard.mailbox.messages.drafts import Drafts
-from callboard.mailbox.messages.grammar import GrammarFailed, GrammarReady
+from callboard.mailbox.messages.grammar import GrammarFailed, GrammarReady, MatcherFailed
 from callboard.mailbox.messages.requests import Abort
 from callboard.mailbox.messages.steps import StepOutcome, StepResult
 from callboard.mailbox.messages.transfers import BlocksLoaded
@@ -30,6 +30,9 @@ def apply(state: TwinState, event: Event) -> None:
             _settle_grammar(state, event.grammar_key, is_good=True)
         case GrammarFailed():
             _settle_grammar(state, event.grammar_key, is_good=False)
+        case MatcherFailed():
+            if event.epoch == state.epoch and event.run in state.request_of_run:
+                state.end(state.request_of_run[event.run], TwinEnd("error"))
         case Drafts():
             _keep_drafts(state, event)
         case BlocksLoaded():

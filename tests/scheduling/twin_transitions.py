@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from callboard.mailbox.messages.admission import Admit, Stop
 from callboard.mailbox.messages.drafts import Drafts
-from callboard.mailbox.messages.grammar import GrammarFailed, GrammarReady
+from callboard.mailbox.messages.grammar import GrammarFailed, GrammarReady, MatcherFailed
 from callboard.mailbox.messages.requests import Abort
 from callboard.mailbox.messages.sampling import RepetitionDetection
 from callboard.scheduling.events import GrammarGone
@@ -171,6 +171,13 @@ def lose_grammars(world: World, choices: Choices) -> None:
     world.call(GrammarGone())
 
 
+def fail_matcher(world: World, choices: Choices) -> None:
+    """A grammar became too large to follow; sometimes that is said of a run that is over, or of an earlier epoch."""
+    runs = [run for run, request in world.twin.state.request_of_run.items() if request.admit.grammar_key]
+    run = one_of(choices, runs) if runs else between(choices, 1, 3)
+    world.call(MatcherFailed(world.epoch - (choices.below(4) == 3), run, "too large"))
+
+
 def delay_masks(world: World, choices: Choices) -> None:
     """The next masks come too late."""
     if world.worker is not None:
@@ -293,6 +300,7 @@ WEIGHTS: dict[Transition, int] = {
     settle_grammar: 3,
     lose_grammars: 1,
     delay_masks: 2,
+    fail_matcher: 1,
     answer_load: 2,
     add_input: 2,
     cut_turn: 2,
