@@ -11,7 +11,7 @@ One parser per choice. For every cut of an answer the joined reasoning and the j
 
 - "closed": everything is content, whatever markers stand in it. This is what a prompt with thinking off leads to, and
   what a completion without a chat template is to be given (or no parser).
-- "open": everything is reasoning up to the end marker, which may never come.
+- "open": everything is reasoning up to the end marker, which may never come; an opening marker once more is dropped.
 - "may_open": reasoning only if the answer begins with the marker that opens it, white space aside.
 
 White space between text and markers is dropped. `style.markers` are tokens of their own: decode the answer with these

@@ -4,7 +4,7 @@
 |---|---|
 | `think` (Qwen 3, DeepSeek R1 and V3.1, GLM 4.5, Kimi K2 Thinking) | `<think>\\nreasoning\\n</think>\\n\\ncontent` |
 | `mistral` (Magistral) | `[THINK]reasoning[/THINK]content` |
-| `harmony` (gpt-oss) | messages `<\\|channel\\|>analysis<\\|message\\|>reasoning<\\|end\\|>`, of other channels content |
+| `harmony` (gpt-oss) | `<\\|channel\\|>analysis<\\|message\\|>reasoning<\\|end\\|>`, then other channels' messages |
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ class TagParser:
         """`ends_before`: markers that end the reasoning, too, and belong to the content."""
         self._opening: Pattern = (SPACE, style.begin)
         self._closing: Pattern = (Either(((style.end,), *((Ahead((marker,)),) for marker in ends_before))),)
-        self._part = {"closed": _Part.CONTENT, "open": _Part.REASONING_START, "may_open": _Part.START}[state]
+        self._part = _Part.CONTENT if state == "closed" else _Part.START
+        self._without_opening = _Part.REASONING_START if state == "open" else _Part.CONTENT
         self._pending = ""
         self._pieces = Pieces()
 
@@ -68,7 +69,7 @@ class TagParser:
         found = match(self._opening, self._pending, 0, is_last)
         if found is Answer.MAY_COME:
             return False
-        self._part = _Part.REASONING_START if isinstance(found, Found) else _Part.CONTENT
+        self._part = _Part.REASONING_START if isinstance(found, Found) else self._without_opening
         self._pending = self._pending[found.end if isinstance(found, Found) else 0 :]
         return True
 

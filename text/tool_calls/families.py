@@ -95,7 +95,8 @@ JSON = Family(
         prefix="[",
         separator=", ",
         suffix="]",
-        trigger='[{"name": "',
+        is_one_bare=True,
+        trigger="[",
         is_trigger_at_start=True,
     ),
 )

@@ -74,6 +74,8 @@ class Written(msgspec.Struct, frozen=True):
     """Between two calls."""
     suffix: str = ""
     """After the last call."""
+    is_one_bare: bool = False
+    """A single call may stand without `prefix` and `suffix`."""
     trigger: str = ""
     """Text that begins calls when the model may choose to make any: `prefix + begin` starts with it."""
     is_trigger_at_start: bool = False

@@ -19,6 +19,7 @@ class JsonScanner:
     def __init__(self, stops: Sequence[str] = (), *, depth: int = 0) -> None:
         """`depth`: brackets that are open before the text; with any, what is scanned is the rest of that value."""
         self._stops = tuple(stops)
+        self._longest_stop = max(map(len, self._stops), default=0)
         self._depth = depth
         self._is_in_string = False
         self._is_escaped = False
@@ -76,7 +77,8 @@ class JsonScanner:
         if any(text.startswith(stop, place) for stop in self._stops):
             self.is_done = True
             return place
-        if not is_last and any(stop.startswith(text[place:]) for stop in self._stops):
+        rest = text[place : place + self._longest_stop]
+        if not is_last and any(stop.startswith(rest) for stop in self._stops):
             self._is_waiting = True
             return place
         if character == '"':

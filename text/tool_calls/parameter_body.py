@@ -47,8 +47,8 @@ class ParameterBody:
                 pieces.append(arguments)
                 if not is_over:
                     return Reading("".join(pieces), num_read, False)
-            found = match(self._begin, text, num_read, is_last)
-            if found is Answer.MAY_COME or (is_last and not text[num_read:].strip()):
+            found = match(self._begin, text, num_read, False)
+            if found is Answer.MAY_COME:
                 return Reading("".join(pieces), num_read, False)
             if not isinstance(found, Found):
                 pieces.append("}" if self._num_parameters else "{}")

@@ -204,8 +204,10 @@ class ToolCallParser:
         return reading.is_done
 
     def _read_tail(self, is_last: bool) -> bool:
-        found = match(self._family.tail, self._pending, 0, is_last)
+        found = match(self._family.tail, self._pending, 0, False)
         if found is Answer.MAY_COME:
+            # A marker that is cut off is no content.
+            self._pending = "" if is_last else self._pending
             return False
         self._pending = self._pending[found.end if isinstance(found, Found) else 0 :]
         self._state, self._place, self._num_passed = _State.CONTENT, Place.AFTER_CALL, 0

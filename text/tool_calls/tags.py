@@ -23,7 +23,7 @@ class ParameterMarks(msgspec.Struct, frozen=True):
 
 
 class ToolTag(msgspec.Struct, frozen=True):
-    """A call of one tool: `begin`, the arguments, `end`."""
+    """A call of one tool: `begin`, the arguments, `end`. The tool's name is in `begin`."""
 
     name: str
     begin: str
@@ -58,17 +58,17 @@ def tool_tags(
     prefix = written.prefix
     if is_after_reasoning and written.prefix_after_reasoning is not None:
         prefix = written.prefix_after_reasoning
-    is_bare_list = not family.markers and not is_parallel
+    is_bare = written.is_one_bare and not is_parallel
     form = family.parameters
     return ToolTags(
         tags=tuple(
             ToolTag(tool.name, written.begin.replace("NAME", _name(tool.name)), tool.parameters, written.end)
             for tool in tools
         ),
-        prefix="" if is_bare_list else prefix,
+        prefix="" if is_bare else prefix,
         separator=written.separator,
-        suffix="" if is_bare_list else written.suffix,
-        triggers=(written.trigger.removeprefix("[") if is_bare_list else written.trigger,),
+        suffix="" if is_bare else written.suffix,
+        triggers=(written.begin.partition("NAME")[0] if is_bare else written.trigger,),
         is_trigger_at_start=written.is_trigger_at_start,
         parameters=None if form is None else ParameterMarks(form.begin, form.written_key, form.written_end),
     )
