@@ -56,13 +56,13 @@ class JsonBody:
             return text[start:end], end
         if self._value.is_done or is_last:
             self._num_scanned = 0
-            return as_arguments(text[start:end]) if self._value.is_done else text[start:end], end
+            return as_arguments(text[start:end]), end
         self._num_scanned = end - start
         return "", start
 
 
 def as_arguments(value: str) -> str:
-    """A whole JSON value as the text of arguments."""
+    """A JSON value as the text of arguments; one that is cut off stays as it is."""
     try:
         decoded = json.loads(value or "null")
         if isinstance(decoded, str) and isinstance(json.loads(decoded or "{}"), dict):
