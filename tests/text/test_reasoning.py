@@ -118,7 +118,7 @@ def test_harmony_that_ends_anywhere_has_the_beginning_of_the_reasoning() -> None
     for state, text, reasoning, _ in HARMONY_CASES:
         for end in range(len(text)):
             begun = read("harmony", state, [text[:end]])[0]
-            assert reasoning.startswith(re.sub(r"<\|?[a-z]*$", "", begun))
+            assert reasoning.startswith(re.sub(r"<\|?[a-z]*\|?$", "", begun))
 
 
 def brute_force(state: State, text: str) -> tuple[str, str]:
@@ -145,9 +145,9 @@ def test_think_tags_equal_brute_force(pieces: list[str], state: State, is_cut_sm
     assert read("think", state, text if is_cut_small else pieces) == brute_force(state, text)
 
 
+HEADS = ["<|start|>assistant", "<|channel|>", "analysis", "final", "commentary", " to=functions.run ", "<|message|>"]
 harmony_parts = st.sampled_from(
-    "<|start|>assistant,<|channel|>,analysis,final,commentary, to=functions.run ,<|constrain|>json,<|message|>,"
-    "<|end|>,<|call|>,<|return|>,<|,{}, ,\n,text".split(",")
+    [*HEADS, "<|constrain|>json", "<|end|>", "<|call|>", "<|return|>", "<|", "{}", "\n", "a"]
 )
 
 

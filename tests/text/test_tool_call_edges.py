@@ -103,6 +103,21 @@ def test_objects_that_are_not_quite_the_form(text: str, calls: list[tuple[str, s
     assert both_ways("hermes", text) == ("", calls)
 
 
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('{"arguments": {"code": "\\ud83d"}, "name": "run"}', [("run", '{"code": "\\ud83d"}')]),
+        ('{"arguments": {"code": "\\ud83d\\ude00é"}, "name": "run"}', [("run", '{"code": "😀é"}')]),
+        ('{"name": "run", "arguments": "{\\"code\\": \\"\\ud83d\\"}"}', [("run", '"{\\"code\\": \\"\\ud83d\\"}"')]),
+        ('{"name": "run", "arguments": {"code": "\\ud83d"}}', [("run", '{"code": "\\ud83d"}')]),
+    ],
+)
+def test_half_of_a_surrogate_pair_stays_escaped(text: str, calls: list[tuple[str, str]]) -> None:
+    """As a character it could not be sent."""
+    assert both_ways("hermes", f"<tool_call>{text}</tool_call>") == ("", calls)
+    assert all(arguments.encode() for _, arguments in calls)
+
+
 def test_behind_what_only_looks_like_a_call_the_next_one_is_found() -> None:
     call = write_calls("hermes", [("run", "{}")])
     for before in (
@@ -216,6 +231,14 @@ def test_nothing_is_held_back_without_bound(family: str) -> None:
         text = "x" + "".join(markers) + filling * (2000 // len(filling))
         deltas = [delta for character in text for delta in parser.feed(character)]
         assert len(text) - sum(len(delta.text) for delta in deltas if isinstance(delta, Content)) < 1000
+
+
+@each_family
+def test_a_long_text_of_beginnings(family: str) -> None:
+    """Looking at the rest behind every one of them would take minutes."""
+    marker = FAMILIES[family].markers[:1]
+    text = "".join([*marker, '{"a": {']) * 10_000
+    assert read(family, [text]) == read(family, [text[:33_333], text[33_333:]]) == read(family, [text], [])
 
 
 @each_family

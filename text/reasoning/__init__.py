@@ -47,7 +47,7 @@ def reasoning_parser(style: Style, state: State, *, ends_before: Sequence[str] =
     """A parser for one answer.
 
     `ends_before`: markers that end the reasoning of `Tags` too and stay in the content. Models forget their end marker
-    before a tool call: give `family.written.trigger` where tools are offered.
+    before a tool call: give `family.markers[:1]` where tools are offered.
     """
     match style:
         case Tags():

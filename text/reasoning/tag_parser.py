@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from ..tool_calls.deltas import Content
-from ..tool_calls.pattern import MAX_SPACE, SPACE, Ahead, Answer, Either, Found, Pattern, match, search
+from ..tool_calls.pattern import MAX_SPACE, SPACE, WHITE_SPACE, Ahead, Answer, Either, Found, Pattern, match, search
 from .deltas import Piece, Pieces, Reasoning
 from .styles import State, Tags
-
-WHITE_SPACE = " \t\r\n"
 
 
 class _Part(enum.Enum):

@@ -60,7 +60,7 @@ HERMES = Family(
     markers=("<tool_call>", "</tool_call>"),
     forms=(*_object_forms(("<tool_call>", SPACE, Maybe(("[", SPACE)))), *_LIST_GOES_ON),
     tail=(Maybe((_CLOSING, "</tool_call>")),),
-    stops=("</tool_call>",),
+    stops=("</tool_call>", "<tool_call>"),
     written=Written(
         begin="<tool_call>\n" + _OBJECT_BEGIN, end="}\n</tool_call>", separator="\n", trigger="<tool_call>"
     ),
@@ -76,7 +76,7 @@ LLAMA3 = Family(
         *_object_forms((Maybe((Either(((";",), (",",))), SPACE)),), Place.AFTER_CALL),
     ),
     tail=(),
-    stops=(),
+    stops=("<|python_tag|>",),
     written=Written(
         begin='{"name": "NAME", "parameters": ', end="}", separator="; ", trigger='{"name": "', is_trigger_at_start=True
     ),

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from .body import Reading
 from .json_scan import JsonScanner
-
-SPACE = " \t\r\n"
+from .pattern import WHITE_SPACE
 
 
 class JsonBody:
@@ -31,7 +30,7 @@ class JsonBody:
     def read(self, text: str, is_last: bool) -> Reading:
         num_read, arguments = 0, ""
         if self._is_object is None:
-            num_read = len(text) - len(text.lstrip(SPACE))
+            num_read = len(text) - len(text.lstrip(WHITE_SPACE))
             if num_read == len(text) or (not is_last and self._may_stop(text[num_read:])):
                 return Reading("", num_read, False)
             if text.startswith(self._stops, num_read):
@@ -66,7 +65,18 @@ def as_arguments(value: str) -> str:
     try:
         decoded = json.loads(value or "null")
         if isinstance(decoded, str) and isinstance(json.loads(decoded or "{}"), dict):
-            return decoded or "{}"
+            return decoded.encode().decode() or "{}"
     except (ValueError, RecursionError):
+        # No JSON, or with half of a surrogate pair, which stays escaped.
         return value
     return "{}" if decoded is None else value
+
+
+def json_text(value: object) -> str:
+    """The JSON text of a decoded value; half of a surrogate pair in it stays escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text

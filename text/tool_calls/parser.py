@@ -10,13 +10,14 @@ from typing import assert_never
 from .body import Body
 from .deltas import ArgumentsPiece, CallBegun, Content, Delta
 from .form import BodyKind, Family, Form, Place
-from .json_body import JsonBody, as_arguments
+from .json_body import JsonBody, as_arguments, json_text
 from .json_scan import JsonScanner
 from .parameter_body import ParameterBody
-from .pattern import MAX_SPACE, Answer, Found, candidates_of, match
+from .pattern import MAX_SPACE, WHITE_SPACE, Answer, Found, candidates_of, match
 from .tools import Tool, parameter_types
 
-SPACE = " \t\r\n"
+MAX_SECOND_LOOKS = 16
+"""Objects of an answer that are looked through again because they are no calls; so time is linear in the text."""
 
 MakeId = Callable[[int, str], str]
 """(index of the call in the answer, its name) -> its id."""
@@ -54,7 +55,10 @@ class ToolCallParser:
         self._body: Body = JsonBody(())
         self._scanner = JsonScanner()
         self._form: Form | None = None
+        self._candidate = 0
         self._object_start = 0
+        """Where the call that the object may be begins in the pending text, and where the object does."""
+        self._num_second_looks = 0
         self._num_scanned = 0
         self._is_muted = False
         self._deltas: list[Delta] = []
@@ -94,7 +98,7 @@ class ToolCallParser:
         """At the beginning of the answer or behind a call, where more forms count than elsewhere."""
         if self._place is Place.ANYWHERE:
             return False
-        start = len(self._pending) - len(self._pending.lstrip(SPACE))
+        start = len(self._pending) - len(self._pending.lstrip(WHITE_SPACE))
         if start > MAX_SPACE:
             self._place = Place.ANYWHERE
             return False
@@ -146,7 +150,7 @@ class ToolCallParser:
         head_end = space + found.end - place
         if form.body is BodyKind.OBJECT:
             self._state, self._form = _State.OBJECT, form
-            self._num_passed, self._object_start, self._num_scanned = space, head_end, head_end
+            self._candidate, self._object_start, self._num_scanned = space, head_end, head_end
             self._scanner = JsonScanner(self._family.stops)
             return
         self._pending = self._pending[head_end:]
@@ -168,7 +172,9 @@ class ToolCallParser:
         call = self._call_in(self._pending[self._object_start : self._num_scanned])
         if call is None:
             self._state, self._place = _State.CONTENT, Place.ANYWHERE
-            self._num_passed += 1
+            may_look_again = self._num_second_looks < MAX_SECOND_LOOKS
+            self._num_passed = self._candidate + 1 if may_look_again else self._num_scanned
+            self._num_second_looks += 1
             return True
         self._pending = self._pending[self._num_scanned :]
         self._give_call(call[0])
@@ -191,7 +197,7 @@ class ToolCallParser:
         if key is None:
             is_marked = self._form is not None and self._form.place is Place.ANYWHERE
             return (name, "{}") if is_marked else None
-        return name, as_arguments(json.dumps(call[key], ensure_ascii=False))
+        return name, as_arguments(json_text(call[key]))
 
     def _read_body(self, is_last: bool) -> bool:
         reading = self._body.read(self._pending, is_last)
@@ -216,7 +222,7 @@ class ToolCallParser:
     def _give_content(self, end: int, *, keeps_space: bool = False) -> int:
         """Gives out the pending text up to `end` but for the white space before it, whose length is returned."""
         text = self._pending[:end]
-        space = 0 if keeps_space else min(len(text) - len(text.rstrip(SPACE)), MAX_SPACE)
+        space = 0 if keeps_space else min(len(text) - len(text.rstrip(WHITE_SPACE)), MAX_SPACE)
         text = text[: end - space]
         self._pending = self._pending[len(text) :]
         self._num_passed = max(0, self._num_passed - len(text))

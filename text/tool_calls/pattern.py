@@ -52,7 +52,8 @@ class End(msgspec.Struct, frozen=True):
 Element = str | Run | Maybe | Either | Ahead | End
 Pattern = tuple[Element, ...]
 
-SPACE = Run(r"[ \t\r\n]", MAX_SPACE)
+WHITE_SPACE = " \t\r\n"
+SPACE = Run(rf"[{WHITE_SPACE}]", MAX_SPACE)
 
 
 class Answer(enum.Enum):
