@@ -138,7 +138,7 @@ pieces_of_text = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(pieces=pieces_of_text, state=st.sampled_from(["open", "may_open", "closed"]), is_cut_small=st.booleans())
 def test_think_tags_equal_brute_force(pieces: list[str], state: State, is_cut_small: bool) -> None:
     text = "".join(pieces)
@@ -151,7 +151,7 @@ harmony_parts = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(pieces=st.lists(harmony_parts, max_size=14), state=st.sampled_from(["open", "may_open", "closed"]))
 def test_whatever_harmony_writes_its_cut_does_not_matter(pieces: list[str], state: State) -> None:
     whole = read("harmony", state, ["".join(pieces)])

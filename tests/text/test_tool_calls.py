@@ -88,7 +88,7 @@ def cut(draw: st.DrawFn, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("family", sorted({*FAMILIES} - {*XML}))
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_json_arguments_come_out_as_they_were_written(family: str, data: st.DataObject) -> None:
     names = st.sampled_from([tool.name for tool in TOOLS])
@@ -102,7 +102,7 @@ def test_json_arguments_come_out_as_they_were_written(family: str, data: st.Data
 
 
 @pytest.mark.parametrize("family", XML)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(data=st.data())
 def test_parameters_come_out_as_json_of_their_types(family: str, data: st.DataObject) -> None:
     form = FAMILIES[family].parameters
@@ -130,7 +130,7 @@ def test_parameters_come_out_as_json_of_their_types(family: str, data: st.DataOb
 
 
 @each_family
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_whatever_the_text_is_its_cut_does_not_matter(family: str, data: st.DataObject) -> None:
     call = write_calls(family, [("run", '{"code": "a"}'), ("get_time", '{"zone": "b"}')])
