@@ -68,13 +68,9 @@ def test_parameters_that_are_cut_off_leave_the_object_open(end: str, arguments: 
         ('{"code": "\\\\"}', '{"code": "\\\\"}'),
     ],
 )
-@pytest.mark.parametrize(
-    "family", ["hermes", "llama3", "mistral", "mistral_args", "deepseek_v31", "kimi_k2", "harmony"]
-)
-def test_arguments_of_other_kinds(family: str, written: str, arguments: str) -> None:
-    if family == "mistral_args" and not written.startswith("{"):
-        written = " " + written
-    assert both_ways(family, write_calls(family, [("run", written)]))[1] == [("run", arguments)]
+def test_arguments_of_other_kinds(written: str, arguments: str) -> None:
+    for family in ("hermes", "llama3", "mistral", "mistral_args", "deepseek_v31", "kimi_k2", "harmony"):
+        assert both_ways(family, write_calls(family, [("run", written)]))[1] == [("run", arguments)], family
 
 
 @pytest.mark.parametrize("family", ["kimi_k2", "harmony", "deepseek_v31"])
@@ -148,13 +144,11 @@ def test_spaces_beside_calls_are_no_content(family: str) -> None:
         assert both_ways(family, content + call) == (content[:-64], [("run", "{}")])
 
 
-@pytest.mark.parametrize(
-    "text", ["a <", "<tool_cal", "x\n<tool_call", "<tool_call>\n", "<tool_call>\n{", "a [TOOL_CALLS", "b "]
-)
 @each_family
-def test_a_beginning_that_leads_nowhere_is_content(family: str, text: str) -> None:
-    assert both_ways(family, text) == (text, [])
-    assert both_ways(family, text + "%") == (text + "%", [])
+def test_a_beginning_that_leads_nowhere_is_content(family: str) -> None:
+    for text in ("a <", "<tool_cal", "x\n<tool_call", "<tool_call>\n", "<tool_call>\n{", "a [TOOL_CALLS", "b "):
+        assert both_ways(family, text) == (text, [])
+        assert both_ways(family, text + "%") == (text + "%", [])
 
 
 SCHEMA = {
@@ -208,12 +202,12 @@ SCHEMA = {
     ],
     ids=lambda value: str(value)[:20],
 )
-@pytest.mark.parametrize("family", ["qwen3_coder", "glm"])
-def test_values_have_the_types_of_the_schema(family: str, key: str, written: str, value: object) -> None:
+def test_values_have_the_types_of_the_schema(key: str, written: str, value: object) -> None:
     tool = Tool("f", json.dumps(SCHEMA).encode())
-    text = write_calls(family, [("f", json.dumps({key: written}))])
-    got = read(family, [text], [tool])
-    assert [json.loads(arguments) for _, arguments in got.calls] == [{key: value}]
+    for family in ("qwen3_coder", "glm"):
+        text = write_calls(family, [("f", json.dumps({key: written}))])
+        got = read(family, [text], [tool])
+        assert [json.loads(arguments) for _, arguments in got.calls] == [{key: value}], family
 
 
 @pytest.mark.parametrize("schema", [b"", b"[]", b"{", b'{"properties": 3}', b'{"properties": {"code": 3}}'])
@@ -224,11 +218,11 @@ def test_a_schema_that_says_nothing_allows_everything(schema: bytes) -> None:
 
 @each_family
 def test_nothing_is_held_back_without_bound(family: str) -> None:
-    """Behind 2,000 characters of whatever begins a call and is none, what came before them is out."""
+    """Behind 1,500 characters of whatever begins a call and is none, what came before them is out."""
     markers = FAMILIES[family].markers or ("{",)
     for filling in (" ", "a", "[", '"', "\n", *markers):
         parser = make_parser(FAMILIES[family])
-        text = "x" + "".join(markers) + filling * (2000 // len(filling))
+        text = "x" + "".join(markers) + filling * (1500 // len(filling))
         deltas = [delta for character in text for delta in parser.feed(character)]
         assert len(text) - sum(len(delta.text) for delta in deltas if isinstance(delta, Content)) < 1000
 
