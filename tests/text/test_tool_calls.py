@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from callboard.tests.text.tool_call_texts import (
     TOOLS,
     Recorded,
-    deltas_of,
     joined,
     make_parser,
     read,
