@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..execution.forward import Forward
     from ..execution.null_runner import NullRunner
     from ..execution.runner import ModelRunner
+    from ..execution.token_masks import MaskSource
 
 
 def make_runner(
@@ -27,21 +28,23 @@ def make_runner(
     section: ProcessSection,
     progress: ProgressLine,
     on_measured: Callable[[int], None] = lambda num_blocks: None,
+    masks: MaskSource | None = None,
 ) -> ModelRunner | DeviceRunner | NullRunner:
     """The runner of one rank; a model is loaded, and the bytes loaded are shown on the progress line.
 
-    `on_measured` is told the blocks of a pool that the device's memory was measured for.
+    `on_measured` is told the blocks of a pool that the device's memory was measured for; `masks`: of constrained rows,
+    if there may be any.
     """
     if section.device == NULL_DEVICE:
-        return _null_runner(start)
+        return _null_runner(start, masks)
     if section.device != "cpu":
-        runner = _device_runner(start, section, progress)
+        runner = _device_runner(start, section, progress, masks)
         on_measured(runner.pool.num_blocks)
         return runner
-    return _model_runner(start, section, progress)
+    return _model_runner(start, section, progress, masks)
 
 
-def _null_runner(start: Start) -> NullRunner:
+def _null_runner(start: Start, masks: MaskSource | None) -> NullRunner:
     from ..execution.null_runner import NullRunner
     from ..text import load_tokenizer
 
@@ -56,10 +59,14 @@ def _null_runner(start: Start) -> NullRunner:
         block_size=start.topology.kv_cache.block_size,
         max_num_seqs=start.topology.scheduler.max_num_seqs,
         max_model_len=start.max_model_len,
+        masks=masks,
+        vocab_size=shape.vocab_size,
     )
 
 
-def _device_runner(start: Start, section: ProcessSection, progress: ProgressLine) -> DeviceRunner:
+def _device_runner(
+    start: Start, section: ProcessSection, progress: ProgressLine, masks: MaskSource | None
+) -> DeviceRunner:
     import torch
 
     from ..execution.device.cuda import CudaDevice
@@ -91,12 +98,15 @@ def _device_runner(start: Start, section: ProcessSection, progress: ProgressLine
         getattr(torch, settings.kv_dtype),
         section.graphs,
         start.num_blocks,
+        masks,
     )
     log_event("worker.memory", **{name: getattr(plan, name) for name in plan.__struct_fields__})
     return runner
 
 
-def _model_runner(start: Start, section: ProcessSection, progress: ProgressLine) -> ModelRunner:
+def _model_runner(
+    start: Start, section: ProcessSection, progress: ProgressLine, masks: MaskSource | None
+) -> ModelRunner:
     from ..execution.runner import ModelRunner
 
     def report(done: int, total: int) -> None:
@@ -107,7 +117,8 @@ def _model_runner(start: Start, section: ProcessSection, progress: ProgressLine)
         log_event("worker.computes_with_torch", dtype=start.topology.model.dtype, reason=obstacle)
     make_forward = _compiled_forward if obstacle is None else _torch_forward
     forward = make_forward(start, section, report)
-    return ModelRunner(forward, max_num_seqs=start.topology.scheduler.max_num_seqs, max_model_len=start.max_model_len)
+    max_num_seqs = start.topology.scheduler.max_num_seqs
+    return ModelRunner(forward, max_num_seqs=max_num_seqs, max_model_len=start.max_model_len, masks=masks)
 
 
 def _torch_forward(start: Start, section: ProcessSection, report: Callable[[int, int], None]) -> Forward:

@@ -9,7 +9,7 @@ from collections import deque
 from typing import NamedTuple, Protocol
 
 from ..errors import ActorFault, ProtocolViolation
-from ..execution.pending_step import EndedStep, PendingStep
+from ..execution.pending_step import EndedStep, HeldStep, PendingStep
 from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from ..topology.boards import MAX_ERROR_CHARS
 
@@ -60,7 +60,27 @@ class StepPipeline:
                 raise ProtocolViolation(f"plan {plan.step} is fresh, but {len(self._launched)} steps are in flight")
             self._runner.clear()
             self._has_failed = False
+        assert not self.is_held
         self._launched.append(_Launched(plan, self._begin(plan)))
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the newest step has yet to go on; until then nothing is launched behind it."""
+        return bool(self._launched) and _is_held(self._launched[-1].step)
+
+    def go_on(self) -> bool:
+        """Launch the rest of the newest step, which is held, unless that would have to wait; whether it is launched.
+
+        The results before it are published. Raises ActorFault."""
+        plan, step = self._launched[-1]
+        assert isinstance(step, HeldStep)
+        try:
+            return step.go_on()
+        except ActorFault:
+            raise
+        except Exception as error:  # as at a launch
+            self._launched[-1] = _Launched(plan, EndedStep(self._fail(plan, error)))
+            return True
 
     def is_oldest_done(self) -> bool:
         """Whether `collect` would not wait. Some step is pending."""
@@ -104,6 +124,10 @@ class StepPipeline:
             except Exception:  # it built on the step that failed
                 traceback.print_exc(file=sys.stderr)
             self._launched.append(_Launched(plan, EndedStep(_no_rows(plan, StepOutcome.VOID, ""))))
+
+
+def _is_held(step: PendingStep) -> bool:
+    return isinstance(step, HeldStep) and step.is_held
 
 
 def _no_rows(plan: StepPlan, outcome: StepOutcome, error: str) -> StepResult:

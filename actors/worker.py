@@ -17,17 +17,13 @@ from typing import NamedTuple
 import msgspec
 
 from ..errors import EndOfStream, StaleEpoch, WouldBlock
+from ..execution.pending_step import LOOK_AGAIN_S
 from ..mailbox.messages.steps import StepPlan
 from ..shm_queue import BoardReader, BoardWriter, Phase, ProgressLine
 from .step_pipeline import Runner, StepPipeline
 
 _PUBLISH_TIMEOUT_S = 60.0
 """Results have a slot for every plan in flight, so a wait for one means that the scheduler does not move."""
-
-
-_LOOK_AGAIN_S = 20e-6
-"""Between two looks for the next plan while a step is on the device: it has no descriptor that could be waited for
-together with the board's."""
 
 
 class EpochEnds(NamedTuple):
@@ -131,13 +127,18 @@ class WorkerActor:
             while not call_board.num_waiting() and runner.use_idle_time():
                 pass
             return call_board.receive()
+        if pipeline.is_held:
+            if pipeline.num_pending > 1:
+                return None  # the masks follow from the results before
+            while not pipeline.go_on():
+                time.sleep(LOOK_AGAIN_S)
         while pipeline.num_pending < self._pipeline_depth:
             try:
                 return call_board.receive_nowait()  # before a result that is there: the device waits for it
             except WouldBlock:
                 if pipeline.is_oldest_done():
                     return None
-                time.sleep(_LOOK_AGAIN_S)
+                time.sleep(LOOK_AGAIN_S)  # a device has no descriptor to be waited for beside the board's
         return None
 
     def _publish_oldest(self, ends: EpochEnds, pipeline: StepPipeline, encoder: msgspec.msgpack.Encoder) -> None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ..kernels.cpu.quantized_rows import Float32s
 from ..kernels.cpu.sampling import choose, kept_threshold, logprobs_of, most_likely, process_temperature
+from ..kernels.cpu.token_bitmask import apply_token_bitmask
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan
 from .input_batch import InputBatch, Int32s
 from .logit_changes import LogitChanges
@@ -16,6 +17,7 @@ from .logprob_arrays import LogprobArrays
 from .prepare_inputs import StepInputs
 from .prompt_pieces import PromptPieces
 from .sampler import Sampled
+from .token_masks import TokenMasks
 
 PIECE_LOGITS = 1 << 21
 """Logits whose log-probabilities are made at a time, in whole rows."""
@@ -26,7 +28,7 @@ class HostSampler:
 
     def __init__(self, compute_logits: Callable[[Float32s], Float32s], batch: InputBatch, vocab_size: int) -> None:
         self._compute_logits, self._batch, self._vocab_size = compute_logits, batch, vocab_size
-        self.logit_changes = LogitChanges(batch, vocab_size, lambda array: array)
+        self.logit_changes = LogitChanges(batch, vocab_size, lambda array: array, apply_token_bitmask)
 
     def apply(self, plan: StepPlan) -> None:
         self.logit_changes.apply(plan)
@@ -34,10 +36,10 @@ class HostSampler:
     def clear(self) -> None:
         self.logit_changes.clear()
 
-    def sample(self, hidden: Float32s, inputs: StepInputs) -> Sampled:
+    def sample(self, hidden: Float32s, inputs: StepInputs, masks: TokenMasks | None = None) -> Sampled:
         logits = self._compute_logits(hidden[inputs.last_tokens])
         with np.errstate(all="ignore"):  # what requests ask for may be infinite
-            raw = self.logit_changes.change(logits, inputs)
+            raw = self.logit_changes.change(logits, inputs, masks)
             token_ids = self._choose(logits, inputs)
             return Sampled(token_ids, self._logprobs(logits, raw, token_ids, inputs))
 

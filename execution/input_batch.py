@@ -67,6 +67,10 @@ class InputBatch:
         """The position whose token would be output number 0: behind the prompt, unless earlier turns stand in it."""
         self.run: Int64s = np.zeros(max_num_seqs, np.int64)
         self.is_used = np.zeros(max_num_seqs, np.bool_)
+        self.is_constrained = np.zeros(max_num_seqs, np.bool_)
+        """Each token of the row is sampled under a mask."""
+        self.has_constrained_rows = False
+        """Whether any row in use is."""
         self.sampling = SamplingArrays(max_num_seqs)
 
     def apply(self, plan: StepPlan) -> None:
@@ -78,6 +82,8 @@ class InputBatch:
         if removed.size:
             self._check_rows(removed, "removed_rows")
             self.is_used[removed] = False
+            if self.has_constrained_rows:
+                self.has_constrained_rows = bool((self.is_used & self.is_constrained).any())
         for new in plan.new_rows:
             self._place(new)
         if plan.block_rows:
@@ -95,6 +101,7 @@ class InputBatch:
     def clear(self) -> None:
         """Forget every row, as at the start of an epoch."""
         self.is_used[:] = False
+        self.has_constrained_rows = False
 
     def _check_rows(self, rows: Int32s, field: str) -> None:
         if rows.min() < 0 or rows.max() >= self.max_num_seqs:
@@ -120,6 +127,8 @@ class InputBatch:
         self.index_origins[row] = new.num_prompt_tokens - new.first_output_index
         self.run[row] = new.run
         self.is_used[row] = True
+        self.is_constrained[row] = new.is_constrained
+        self.has_constrained_rows |= new.is_constrained
         self.sampling.place(new)
 
     def _append_blocks(self, rows: Int32s, block_ids: Int32s) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels.bitmask_words import narrow
 from ..kernels.masks import add_bias, allow_only, forbid
 from ..kernels.penalties import penalize
 from ..mailbox.messages.steps import StepPlan
@@ -18,18 +19,22 @@ from .prepare_inputs import StepInputs
 from .row_logits import RowLogits, has_row_logits
 from .sampler import Array
 from .token_counts import Float32s
+from .token_masks import TokenMasks
 
 PIECE_LOGITS = 1 << 19
 """Logits that are changed at a time: some rows may list the whole vocabulary."""
 Place = Callable[[NDArray[np.int64] | NDArray[np.float32]], Array]
 """An array of the host -> the same beside the logits."""
+ApplyMasks = Callable[[Array, Int64s, Int32s], None]
+"""(logits, rows of logits, words): what `kernels.token_bitmask` describes; the last two are the host's."""
+_NONE: Int64s = np.zeros(0, np.int64)
 
 
 class LogitChanges:
     """The `RowLogits` of the persistent batch."""
 
-    def __init__(self, batch: InputBatch, vocab_size: int, place: Place) -> None:
-        self._batch, self._vocab_size, self._place = batch, vocab_size, place
+    def __init__(self, batch: InputBatch, vocab_size: int, place: Place, apply_masks: ApplyMasks) -> None:
+        self._batch, self._vocab_size, self._place, self._apply_masks = batch, vocab_size, place, apply_masks
         self._rows: dict[int, RowLogits] = {}
 
     def apply(self, plan: StepPlan) -> None:
@@ -48,24 +53,47 @@ class LogitChanges:
         """Forget every row."""
         self._rows.clear()
 
-    def change(self, logits: Array, inputs: StepInputs, *, keeps_raw: bool = True) -> dict[int, Array]:
+    def change(
+        self, logits: Array, inputs: StepInputs, masks: TokenMasks | None = None, *, keeps_raw: bool = True
+    ) -> dict[int, Array]:
         """logits: float32 [k, vocab] of the rows that sample; changed in place. Returns of those whose own logits are
-        wanted and were changed, if `keeps_raw`: index into the k rows -> float32 [vocab]."""
-        if not self._rows:
+        wanted and were changed, if `keeps_raw`: index into the k rows -> float32 [vocab].
+
+        Bitmasks come last, `narrow`ed: what is forbidden stays so, and each row has an allowed token to choose."""
+        if not self._rows and masks is None:
             return {}
         arrays, rows = self._batch.sampling, inputs.sample_rows
         wants_raw = arrays.has_logprobs[rows] & ~arrays.has_processed_logprobs[rows] & keeps_raw
         positions = inputs.sample_positions.tolist()
+        masked: set[int] = set()
+        if masks is not None:
+            self.narrow(masks, rows, inputs.sample_positions)
+            masked.update(masks.indexes.tolist())
         raw: dict[int, Array] = {}
         edits = _Edits()
-        for index, row in enumerate(rows.tolist()):
+        for index, row in enumerate(rows.tolist() if self._rows else ()):
             if (row_logits := self._rows.get(row)) is not None:
                 first = self._batch.num_prompt_tokens[row]
-                edits.collect(index, row_logits, self._batch.token_ids[row, first : positions[index]])
+                output = self._batch.token_ids[row, first : positions[index]]
+                edits.collect(index, row_logits, output, is_masked=index in masked)
                 if edits.num_entries >= PIECE_LOGITS:
                     raw |= edits.apply_to(logits, wants_raw, self._place)
                     edits = _Edits()
-        return raw | edits.apply_to(logits, wants_raw, self._place)
+        raw |= edits.apply_to(logits, wants_raw, self._place)
+        if masks is not None and masks.indexes.size:
+            if kept := [index for index in masked if wants_raw[index] and index not in raw]:
+                raw |= dict(zip(kept, logits[kept], strict=True))
+            self._apply_masks(logits, masks.indexes, masks.words)
+        return raw
+
+    def narrow(self, masks: TokenMasks, rows: Int32s, positions: Int32s) -> None:
+        """Take out of the masks what the requests forbid beside them, unless that leaves nothing.
+
+        rows, positions: int32 [k], of the rows that sample."""
+        for index, words in zip(masks.indexes.tolist() if self._rows else (), masks.words, strict=False):
+            if (row_logits := self._rows.get(row := int(rows[index]))) is not None:
+                output = self._batch.token_ids[row, self._batch.num_prompt_tokens[row] : positions[index]]
+                narrow(words, *row_logits.masks_at(output))
 
 
 class _Entries:
@@ -108,9 +136,10 @@ class _Edits:
         self._penalized: list[RowLogits] = []
         """Of the rows of `_used`."""
 
-    def collect(self, index: int, row: RowLogits, output: Int32s) -> None:
-        """`output`: the row's tokens after the prompt, before the one to be sampled."""
-        allowed, forbidden = row.masks_at(output)
+    def collect(self, index: int, row: RowLogits, output: Int32s, *, is_masked: bool) -> None:
+        """`output`: the row's tokens after the prompt, before the one to be sampled; is_masked: a mask has taken up
+        what the row forbids."""
+        allowed, forbidden = (_NONE, _NONE) if is_masked else row.masks_at(output)
         self._bias.add(index, row.bias_ids, row.bias)
         self._allowed.add(index, allowed)
         self._forbidden.add(index, forbidden)

@@ -10,21 +10,26 @@ import time
 import numpy as np
 
 from ..errors import ProtocolViolation
+from ..kernels.bitmask_words import allowed_tokens
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan, StepResult
 from .input_batch import InputBatch, Int32s
+from .late_rows import without_late_rows
 from .null_tokens import (
     UInt64s,
+    allowed_near,
     keys_of,
     mix,
+    nearest_of,
     tokens_of,
     top_ids_of,
-    top_ids_of_prompt,
     top_logprobs_of,
     traces_of,
 )
-from .pending_step import EndedStep
+from .pending_step import EndedStep, HeldStep, PendingStep
 from .prepare_inputs import StepInputs, prepare_inputs
 from .prompt_pieces import find_prompt_pieces
+from .sampler import Sampled
+from .token_masks import MaskReader, MaskSource, TokenMasks
 
 
 class NullRunner:
@@ -39,9 +44,13 @@ class NullRunner:
         block_size: int,
         max_num_seqs: int,
         max_model_len: int,
+        masks: MaskSource | None = None,
+        vocab_size: int = 0,
     ) -> None:
-        """visible_ids: the tokens that are drawn, each with text; `null_tokens` says how."""
+        """visible_ids: the tokens that are drawn, each with text; `null_tokens` says how. masks: of so many tokens, for
+        constrained rows, if there may be any."""
         self.batch = InputBatch(max_num_seqs, max_model_len, block_size)
+        self._masks, self._vocab_size = MaskReader(self.batch, masks, vocab_size), vocab_size
         self._visible_ids, self._eos_token_id = visible_ids, eos_token_id
         self._traces: UInt64s = np.zeros((num_blocks, block_size), np.uint64)
         self._block_sums: UInt64s = np.zeros(num_blocks, np.uint64)
@@ -51,16 +60,8 @@ class NullRunner:
         self._next_run = np.full(max_num_seqs, -1, np.int64)
         """The run that `_next_start` is of."""
 
-    def launch(self, plan: StepPlan) -> EndedStep:
-        """`run`, which ends before it returns."""
-        return EndedStep(self.run(plan))
-
-    def use_idle_time(self) -> bool:
-        """Nothing is done ahead."""
-        return False
-
-    def run(self, plan: StepPlan) -> StepResult:
-        """Apply the plan, write the traces of its tokens, draw.
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Apply the plan, write the traces of its tokens, draw; those under masks when the step goes on.
 
         Raises ProtocolViolation for a plan that contradicts the batch: what `ModelRunner` refuses, a block outside the
         pool, a slot that two rows write, a row that does not go on where it was, cached blocks of other tokens.
@@ -69,32 +70,23 @@ class NullRunner:
         self._check_blocks(plan)
         self.batch.apply(plan)
         inputs = prepare_inputs(self.batch, plan)
-        token_ids = np.empty(0, np.int32)
-        logprobs: dict[str, bytes] = {}
         if inputs.rows.size:
             hits = self._advance(inputs, np.frombuffer(plan.runs, np.int64))
             self._write(inputs)
             for i in hits:
                 self._check_hit(int(inputs.rows[i]), int(inputs.starts[i]))
-            if inputs.sample_rows.size:
-                draws = self._draw(inputs)
-                token_ids = tokens_of(draws, self._visible_ids, self._eos_token_id)
-                logprobs = self._logprobs(draws, token_ids, inputs.sample_rows)
-                self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, token_ids)
-        return StepResult(
-            epoch=plan.epoch,
-            step=plan.step,
-            runs=inputs.sample_runs.tobytes(),
-            positions=inputs.sample_positions.tobytes(),
-            token_ids=token_ids.tobytes(),
-            start_ns=start_ns,
-            end_ns=time.monotonic_ns(),
-            logprob_rows=logprobs.get("logprob_rows", b""),
-            logprobs=logprobs.get("logprobs", b""),
-            top_ids=logprobs.get("top_ids", b""),
-            top_logprobs=logprobs.get("top_logprobs", b""),
-            prompt_logprobs=self._prompt_logprobs(inputs) if inputs.rows.size else None,
-        )
+        masks = self._masks.begin(plan.epoch, inputs.sample_rows, inputs.sample_runs, inputs.sample_positions)
+        if masks is None:
+            return EndedStep(self._sample(plan, inputs, start_ns, None))
+        return HeldStep(lambda: EndedStep(self._sample(plan, inputs, start_ns, masks.take())))
+
+    def use_idle_time(self) -> bool:
+        """Nothing is done ahead."""
+        return False
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """A step alone."""
+        return self.launch(plan).result()
 
     def warm_up(self) -> None:
         """Fill numpy's cache of freed arrays (7 of each size under 1 KiB), which otherwise fills over 100,000 requests:
@@ -153,6 +145,40 @@ class NullRunner:
                 f"{blocks[position]} does not hold its token at position {position}"
             )
 
+    def _sample(self, plan: StepPlan, inputs: StepInputs, start_ns: int, masks: TokenMasks | None) -> StepResult:
+        sampled, num_sampled = Sampled(np.empty(0, np.int32), {}), None
+        if inputs.sample_rows.size:
+            draws = self._draw(inputs)
+            token_ids = tokens_of(draws, self._visible_ids, self._eos_token_id)
+            if masks is not None:
+                self._obey(masks, token_ids, draws)
+            sampled = Sampled(token_ids, self._logprobs(draws, token_ids, inputs.sample_rows))
+            self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, token_ids)
+            if masks is not None:
+                sampled, num_sampled = without_late_rows(sampled, masks.is_late)
+        return StepResult(
+            epoch=plan.epoch,
+            step=plan.step,
+            runs=inputs.sample_runs.tobytes(),
+            positions=inputs.sample_positions.tobytes(),
+            token_ids=sampled.token_ids.tobytes(),
+            start_ns=start_ns,
+            end_ns=time.monotonic_ns(),
+            logprob_rows=sampled.logprobs.get("logprob_rows", b""),
+            logprobs=sampled.logprobs.get("logprobs", b""),
+            top_ids=sampled.logprobs.get("top_ids", b""),
+            top_logprobs=sampled.logprobs.get("top_logprobs", b""),
+            prompt_logprobs=self._prompt_logprobs(inputs) if inputs.rows.size else None,
+            num_sampled=b"" if num_sampled is None else num_sampled.tobytes(),
+        )
+
+    def _obey(self, masks: TokenMasks, token_ids: Int32s, draws: UInt64s) -> None:
+        """Give each row with a mask, in place, the allowed token nearest to the one drawn, and the draw of its nearest
+        visible one, which the tokens that are named beside it follow."""
+        indexes = masks.indexes
+        token_ids[indexes] = allowed_near(token_ids[indexes], allowed_tokens(masks.words, self._vocab_size))
+        draws[indexes] = nearest_of(token_ids[indexes], self._visible_ids)
+
     def _draw(self, inputs: StepInputs) -> UInt64s:
         """[k]: from the traces of all positions before the one that is drawn."""
         rows, ends, size = inputs.sample_rows, inputs.sample_positions, self._block_size
@@ -189,7 +215,12 @@ class NullRunner:
         return pieces.encode(
             logprobs=top_logprobs_of(num_tokens, 1)[:, 0],
             ranks=np.ones(num_tokens, np.int32),
-            top_ids=top_ids_of_prompt(pieces.token_ids, self._visible_ids, pieces.num_top),
+            top_ids=top_ids_of(
+                nearest_of(pieces.token_ids, self._visible_ids),
+                pieces.token_ids.astype(np.int32),
+                self._visible_ids,
+                pieces.num_top,
+            ),
             top_logprobs=top_logprobs_of(num_tokens, pieces.num_top),
         )
 

@@ -8,7 +8,9 @@ from the sum of the traces of all positions before it (modulo 2^64), as attentio
 
 So equal requests get equal answers whatever batch, chunks, cache hits, preemptions and restarts there were, and a block
 that holds anything but what it should changes every token behind it. Of the sampling parameters only seed, temperature
-(zero or not) and logprobs count. mix is the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+(zero or not) and logprobs count. A mask moves the token to the next one that it allows.
+
+mix is the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
 """
 
 from __future__ import annotations
@@ -71,7 +73,15 @@ def top_logprobs_of(num_rows: int, num_top: int) -> NDArray[np.float32]:
     return np.tile(ladder.astype(np.float32), (num_rows, 1))
 
 
-def top_ids_of_prompt(token_ids: Int64s, visible_ids: Int32s, num_top: int) -> Int32s:
-    """[m, num_top]: a token of a prompt, then its neighbours in `visible_ids`, which ascend; distinct as above."""
-    nearest = np.searchsorted(visible_ids, token_ids) % visible_ids.size
-    return top_ids_of(nearest.astype(np.uint64), token_ids.astype(np.int32), visible_ids, num_top)
+def nearest_of(token_ids: Int32s | Int64s, visible_ids: Int32s) -> UInt64s:
+    """[m]: the index in `visible_ids`, which ascend, of each token, or of the next one that is there, the first one
+    behind the last."""
+    return (np.searchsorted(visible_ids, token_ids) % visible_ids.size).astype(np.uint64)
+
+
+def allowed_near(token_ids: Int32s, is_allowed: NDArray[np.bool_]) -> Int32s:
+    """[m]: each token, or the next one that its row, bool [m, vocab_size], allows, the first one behind the last."""
+    tokens = np.arange(is_allowed.shape[1]) - token_ids[:, None]
+    steps = np.where(is_allowed, tokens % is_allowed.shape[1], is_allowed.shape[1])
+    nearest: Int32s = steps.argmin(axis=1).astype(np.int32)
+    return nearest

@@ -3,13 +3,21 @@
 A runner whose device works on its own returns from `launch` as soon as the step is queued there, so that the next one
 can be queued behind it before the first has ended. Where the step is computed by the caller's thread it has ended when
 `launch` returns.
+
+A step with constrained rows is held: the masks that it samples under follow from the results before it, so it goes on
+when these are published, and nothing is launched behind it until it has gone on.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 from ..mailbox.messages.steps import StepResult
+
+LOOK_AGAIN_S = 20e-6
+"""Between two looks at a device, or at memory that another process writes: neither can be waited for."""
 
 
 class PendingStep(Protocol):
@@ -35,3 +43,33 @@ class EndedStep:
 
     def result(self) -> StepResult:
         return self._result
+
+
+class HeldStep:
+    """A step of which a part is launched by `go_on` only: that behind the forward pass at least."""
+
+    def __init__(self, launch_rest: Callable[[], PendingStep | None]) -> None:
+        """launch_rest: returns None while it would have to wait, and is then called again; it raises what a launch
+        raises."""
+        self._launch_rest = launch_rest
+        self._rest: PendingStep | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether `go_on` has yet to launch the rest."""
+        return self._rest is None
+
+    def go_on(self) -> bool:
+        """Launch the rest, unless that would have to wait; whether it is launched."""
+        if self._rest is None:
+            self._rest = self._launch_rest()
+        return self._rest is not None
+
+    def is_done(self) -> bool:
+        return self._rest is not None and self._rest.is_done()
+
+    def result(self) -> StepResult:
+        while not self.go_on():
+            time.sleep(LOOK_AGAIN_S)
+        assert self._rest is not None
+        return self._rest.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -10,10 +11,12 @@ import numpy as np
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan, StepResult
 from .forward import Forward
 from .input_batch import InputBatch
-from .pending_step import EndedStep
-from .prepare_inputs import prepare_inputs
+from .late_rows import without_late_rows
+from .pending_step import EndedStep, HeldStep, PendingStep
+from .prepare_inputs import StepInputs, prepare_inputs
 from .prompt_pieces import find_prompt_pieces
 from .sampler import Sampled
+from .token_masks import MaskReader, MaskSource, TokenMasks
 from .warm_up import warm_up_plans
 
 
@@ -21,34 +24,54 @@ class ModelRunner:
     """A model's forward pass with its KV cache, and the persistent batch of one rank: rows 0 .. max_num_seqs - 1, each
     of up to `max_model_len` tokens."""
 
-    def __init__(self, forward: Forward, *, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(
+        self, forward: Forward, *, max_num_seqs: int, max_model_len: int, masks: MaskSource | None = None
+    ) -> None:
+        """masks: of constrained rows, if there may be any."""
         self.forward = forward
         self.batch = InputBatch(max_num_seqs, max_model_len, forward.kv.block_size)
         self.sampler = forward.make_sampler(self.batch)
+        self._masks = MaskReader(self.batch, masks, forward.shape.vocab_size)
 
-    def launch(self, plan: StepPlan) -> EndedStep:
-        """`run`, which ends before it returns."""
-        return EndedStep(self.run(plan))
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Apply the plan and compute it before this returns; all of a step with constrained rows that sample is
+        computed when it goes on. Raises ProtocolViolation for a plan that contradicts the batch."""
+        start_ns = time.monotonic_ns()
+        inputs = self._begin(plan)
+        masks = self._masks.begin(plan.epoch, inputs.sample_rows, inputs.sample_runs, inputs.sample_positions)
+        if masks is None:
+            return EndedStep(self._compute(plan, inputs, start_ns))
+        return HeldStep(lambda: EndedStep(self._compute(plan, inputs, time.monotonic_ns(), masks.take)))
 
     def use_idle_time(self) -> bool:
         """Nothing is done ahead."""
         return False
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Apply the plan, compute its rows, sample. Raises ProtocolViolation for a plan that contradicts the batch."""
-        start_ns = time.monotonic_ns()
+        """A step alone: its rows computed and sampled."""
+        return self.launch(plan).result()
+
+    def _begin(self, plan: StepPlan) -> StepInputs:
         self.batch.apply(plan)
         self.sampler.apply(plan)
-        inputs = prepare_inputs(self.batch, plan)
-        sampled = Sampled(np.empty(0, np.int32), {})
+        return prepare_inputs(self.batch, plan)
+
+    def _compute(
+        self, plan: StepPlan, inputs: StepInputs, start_ns: int, take_masks: Callable[[], TokenMasks] | None = None
+    ) -> StepResult:
+        """take_masks: called behind the forward pass; None: no row that samples is constrained."""
+        sampled, num_sampled = Sampled(np.empty(0, np.int32), {}), None
         of_prompts: PromptLogprobs | None = None
         if inputs.rows.size:
             hidden = self.forward.hidden_states(inputs, self.batch)
             if (pieces := find_prompt_pieces(self.batch, inputs)) is not None:
                 of_prompts = self.sampler.prompt_logprobs(pieces, hidden)
             if inputs.sample_rows.size:
-                sampled = self.sampler.sample(hidden, inputs)
+                masks = None if take_masks is None else take_masks()
+                sampled = self.sampler.sample(hidden, inputs, masks)
                 self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, sampled.token_ids)
+                if masks is not None:
+                    sampled, num_sampled = without_late_rows(sampled, masks.is_late)
         result = StepResult(
             epoch=plan.epoch,
             step=plan.step,
@@ -58,14 +81,16 @@ class ModelRunner:
             start_ns=start_ns,
             end_ns=time.monotonic_ns(),
             prompt_logprobs=of_prompts,
+            num_sampled=b"" if num_sampled is None else num_sampled.tobytes(),
         )
         return msgspec.structs.replace(result, **sampled.logprobs) if sampled.logprobs else result
 
     def warm_up(self) -> None:
         """Run small steps of every kind, so that the first request does not pay for first calls. The batch is left
         empty; block 0 is written to. Raises what a step may raise."""
+        take = (lambda: self._masks.allowing_all(1)) if self._masks.has_source else None
         for plan in warm_up_plans(self.forward.kv.block_size, self.batch.max_model_len):
-            self.run(plan)
+            self._compute(plan, self._begin(plan), time.monotonic_ns(), take)
         self.clear()
 
     def clear(self) -> None:

@@ -13,6 +13,7 @@ from ..mailbox.messages.steps import PromptLogprobs, StepPlan
 from .input_batch import Int32s
 from .prepare_inputs import StepInputs
 from .prompt_pieces import PromptPieces
+from .token_masks import TokenMasks
 
 Array = Any
 """A tensor of the model's device, or an array: what a forward pass returns, its sampler takes."""
@@ -38,8 +39,8 @@ class Sampler(Protocol):
         """Forget every row."""
         ...
 
-    def sample(self, hidden: Array, inputs: StepInputs) -> Sampled:
-        """hidden: [t, hidden_size] of the step; some row samples."""
+    def sample(self, hidden: Array, inputs: StepInputs, masks: TokenMasks | None = None) -> Sampled:
+        """hidden: [t, hidden_size] of the step; some row samples. A row that is late is sampled without a mask."""
         ...
 
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Array) -> PromptLogprobs:

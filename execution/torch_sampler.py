@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..kernels.sampling import sample
+from ..kernels.token_bitmask import apply_token_bitmask
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan
-from .input_batch import InputBatch
+from .input_batch import InputBatch, Int32s, Int64s
 from .logit_changes import LogitChanges
 from .prepare_inputs import StepInputs
 from .prompt_logprobs import prompt_logprobs
@@ -18,6 +19,7 @@ from .prompt_pieces import PromptPieces
 from .sampled_logprobs import StepLogits, sampled_logprobs
 from .sampler import Sampled
 from .sampling_batch import sampling_batch
+from .token_masks import TokenMasks
 
 
 class TorchSampler:
@@ -28,7 +30,7 @@ class TorchSampler:
     ) -> None:
         self._compute_logits, self._batch, self._device = compute_logits, batch, device
         self._vocab_size = vocab_size
-        self.logit_changes = LogitChanges(batch, vocab_size, self._to_device)
+        self.logit_changes = LogitChanges(batch, vocab_size, self._to_device, self._apply_masks)
 
     def apply(self, plan: StepPlan) -> None:
         self.logit_changes.apply(plan)
@@ -37,11 +39,10 @@ class TorchSampler:
         self.logit_changes.clear()
 
     @torch.inference_mode()
-    def sample(self, hidden: Tensor, inputs: StepInputs) -> Sampled:
+    def sample(self, hidden: Tensor, inputs: StepInputs, masks: TokenMasks | None = None) -> Sampled:
         logits = self._compute_logits(hidden[self._to_device(inputs.last_tokens)])
-        step = StepLogits(
-            logits, sampling_batch(self._batch, inputs, self._to_device), self.logit_changes.change(logits, inputs)
-        )
+        raw = self.logit_changes.change(logits, inputs, masks)
+        step = StepLogits(logits, sampling_batch(self._batch, inputs, self._to_device), raw)
         sampled = sample(logits, step.parameters)
         logprobs = sampled_logprobs(step, sampled, inputs.sample_rows, self._batch.sampling)
         return Sampled(sampled.cpu().numpy().astype(np.int32), logprobs)
@@ -49,6 +50,9 @@ class TorchSampler:
     @torch.inference_mode()
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Tensor) -> PromptLogprobs:
         return prompt_logprobs(pieces, hidden, self._compute_logits, self._vocab_size)
+
+    def _apply_masks(self, logits: Tensor, rows: Int64s, words: Int32s) -> None:
+        apply_token_bitmask(logits, self._to_device(rows), self._to_device(words))
 
     def _to_device(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

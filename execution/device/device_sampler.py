@@ -16,10 +16,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.gpu.logit_changes import IN_PROMPT
-from ...kernels.gpu.sampling import SamplingKind, SamplingOutputs, SamplingTensors, change_rows, sample_rows
+from ...kernels.gpu.sampling import (
+    MaskTensors,
+    SamplingKind,
+    SamplingOutputs,
+    SamplingTensors,
+    change_rows,
+    mask_rows,
+    sample_rows,
+)
 from ...kernels.gpu.sampling_rows import MAX_TOP, SamplingWorkspace
+from ...kernels.gpu.token_bitmask import apply_token_bitmask
 from ...mailbox.messages.steps import NewRow, PromptLogprobs, StepPlan
-from ..input_batch import InputBatch, Int32s
+from ..input_batch import InputBatch, Int32s, Int64s
 from ..logit_changes import LogitChanges
 from ..logprob_arrays import LogprobArrays
 from ..prepare_inputs import StepInputs
@@ -28,7 +37,9 @@ from ..prompt_pieces import PromptPieces
 from ..sampled_logprobs import StepLogits, sampled_logprobs
 from ..sampler import Sampled
 from ..sampling_batch import sampling_batch
+from ..token_masks import TokenMasks
 from .row_demands import MAX_BIAS, RowDemands
+from .staging import StagingRing
 
 
 class DeviceSampler:
@@ -51,12 +62,14 @@ class DeviceSampler:
         self.outputs = SamplingOutputs(max_places, device)
         self._tensors = SamplingTensors.make(batch.max_num_seqs, max_places, vocab_size, MAX_BIAS, device)
         self._workspace = SamplingWorkspace(max_places, vocab_size, device)
-        self._masks = LogitChanges(batch, vocab_size, self._to_device)
+        self._mask_tensors = MaskTensors(max_places, vocab_size, device)
+        self._masks = LogitChanges(batch, vocab_size, self._to_device, self._apply_masks)
 
     @property
     def num_bytes(self) -> int:
         """Of the device's memory."""
-        return self._tensors.num_bytes + self._workspace.num_bytes + self.outputs.everything.nbytes
+        parts = (self._tensors, self._mask_tensors, self._workspace)
+        return sum(part.num_bytes for part in parts) + self.outputs.everything.nbytes
 
     @torch.inference_mode()
     def apply(self, plan: StepPlan) -> None:
@@ -84,16 +97,40 @@ class DeviceSampler:
         """
         if kind.has_changes:
             change_rows(logits, rows, self._tensors)
+        if kind.has_masks:
+            mask_rows(len(logits), self._tensors, self._mask_tensors)
         sample_rows(logits, rows, positions, kind, self._tensors, self._workspace, self.outputs)
 
+    @torch.inference_mode()
+    def place_masks(self, masks: TokenMasks, rows: Int32s, positions: Int32s, ring: StagingRing) -> None:
+        """Those of the next `launch`; what was launched may read the masks of its own step still.
+
+        rows, positions: int32 [k], of the tokens that its first places sample; the batch has all tokens before."""
+        self._masks.narrow(masks, rows, positions)
+        there, num_masks = self._mask_tensors, masks.indexes.size
+        places = np.full(there.rows.shape[0], -1, np.int32)
+        places[:num_masks] = masks.indexes
+        ring.open()
+        staged_places, staged_words = ring.put(places), ring.put(masks.words.reshape(-1))
+        ring.send()
+        there.rows.copy_(staged_places)
+        there.words[:num_masks].view(-1).copy_(staged_words)
+        ring.close()
+
     def launch_beside_host(
-        self, logits: Tensor, rows: Tensor, positions: Tensor, kind: SamplingKind, inputs: StepInputs
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        kind: SamplingKind,
+        inputs: StepInputs,
+        masks: TokenMasks | None = None,
     ) -> None:
         """As `launch`, for any rows: the k rows that sample in `inputs`, in their order, and padding behind them. The
         batch has all their tokens."""
         if kind.has_changes:
             change_rows(logits, rows, self._tensors)
-            self._masks.change(self._tensors.changed[: inputs.sample_rows.size], inputs, keeps_raw=False)
+            self._masks.change(self._tensors.changed[: inputs.sample_rows.size], inputs, masks, keeps_raw=False)
         sample_rows(logits, rows, positions, kind, self._tensors, self._workspace, self.outputs)
 
     def logprob_reader(self, rows: Int32s) -> Callable[[NDArray[np.int32]], dict[str, bytes]]:
@@ -128,19 +165,19 @@ class DeviceSampler:
         """Compile every kernel for logits such as these, [max_places, vocab_size], by launches over padding."""
         rows = torch.full((len(logits),), self._batch.max_num_seqs, dtype=torch.int32, device=self._device)
         positions = torch.zeros(len(logits), dtype=torch.int64, device=self._device)
-        for kind in itertools.product((False, True), (False, True), (False, True), (True,), (True,)):
+        for kind in itertools.product((False, True), (False, True), (False, True), (True,), (True,), (True,)):
             for num_places in (1, len(logits)):
                 part = slice(num_places)
                 self.launch(logits[part], rows[part], positions[part], SamplingKind(*kind))
 
     @torch.inference_mode()
-    def sample(self, hidden: Tensor, inputs: StepInputs) -> Sampled:
+    def sample(self, hidden: Tensor, inputs: StepInputs, masks: TokenMasks | None = None) -> Sampled:
         """A step's sampling, and its outputs on the host, waited for."""
         rows = inputs.sample_rows
         logits = self._compute_logits(hidden[self._to_device(inputs.last_tokens)])
         kind = self.demands.kind(rows)
         positions = (inputs.sample_positions - 1).astype(np.int64)
-        self.launch_beside_host(logits, self._to_device(rows), self._to_device(positions), kind, inputs)
+        self.launch_beside_host(logits, self._to_device(rows), self._to_device(positions), kind, inputs, masks)
         everything = self.outputs.everything.cpu().numpy()
         token_ids = everything[: rows.size].copy()
         if (self._batch.sampling.num_logprobs[rows] > MAX_TOP).any():
@@ -150,6 +187,9 @@ class DeviceSampler:
     @torch.inference_mode()
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Tensor) -> PromptLogprobs:
         return prompt_logprobs(pieces, hidden, self._compute_float_logits, self._vocab_size)
+
+    def _apply_masks(self, logits: Tensor, rows: Int64s, words: Int32s) -> None:
+        apply_token_bitmask(logits, self._to_device(rows.astype(np.int32)), self._to_device(words))
 
     def _compute_float_logits(self, hidden: Tensor) -> Tensor:
         return self._compute_logits(hidden).float()

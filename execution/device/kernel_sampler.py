@@ -13,7 +13,9 @@ from ..input_batch import InputBatch, Int32s
 from ..prepare_inputs import StepInputs
 from ..prompt_pieces import PromptPieces
 from ..sampler import Sampled
+from ..token_masks import TokenMasks
 from .device_sampler import DeviceSampler
+from .staging import StagingRing
 from .step_sampler import ComputeLogits, ReadLogprobs
 
 
@@ -37,6 +39,9 @@ class KernelStepSampler:
         demands = self._sampler.demands
         return demands.kind(rows) if demands.is_recordable(rows, positions) else None
 
+    def place_masks(self, masks: TokenMasks, rows: Int32s, positions: Int32s, ring: StagingRing) -> None:
+        self._sampler.place_masks(masks, rows, positions, ring)
+
     def launch(self, logits: Tensor, rows: Tensor, positions: Tensor, kind: Hashable) -> None:
         assert isinstance(kind, SamplingKind)
         self._sampler.launch(logits, rows, positions, kind)
@@ -47,8 +52,8 @@ class KernelStepSampler:
     def warm_up(self, logits: Tensor) -> None:
         self._sampler.warm_up(logits)
 
-    def sample(self, hidden: Tensor, inputs: StepInputs) -> Sampled:
-        return self._sampler.sample(hidden, inputs)
+    def sample(self, hidden: Tensor, inputs: StepInputs, masks: TokenMasks | None = None) -> Sampled:
+        return self._sampler.sample(hidden, inputs, masks)
 
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Tensor) -> PromptLogprobs:
         return self._sampler.prompt_logprobs(pieces, hidden)

@@ -11,7 +11,10 @@ from torch import Tensor
 from ...errors import DeviceFault
 from ...mailbox.messages.steps import PromptLogprobs, StepPlan, StepResult
 from ..input_batch import InputBatch, Int32s, Int64s
+from ..late_rows import without_late_rows
 from ..prepare_inputs import PlannedRows
+from ..sampler import Sampled
+from ..token_masks import Bools
 from .seam import Device, Moment
 from .step_sampler import ReadLogprobs
 
@@ -41,22 +44,26 @@ class LaunchedStep:
         self.of_prompts: PromptLogprobs | None = None
         self.read_logprobs: ReadLogprobs | None = None
         """None: only tokens are wanted."""
+        self.is_late: Bools | None = None
+        """[k], if some of the rows that sample are constrained."""
 
 
 def result_of(step: LaunchedStep, token_ids: Int32s, logprobs: dict[str, bytes]) -> StepResult:
     """Of a step that has ended now; token_ids: [k] of the rows that sample."""
     start_ns, end_ns = step.clock.end(step.start_ns)
+    sampled, num_sampled = without_late_rows(Sampled(token_ids, logprobs), step.is_late)
     result = StepResult(
         epoch=step.plan.epoch,
         step=step.plan.step,
         runs=step.sample_runs.tobytes(),
         positions=step.sample_positions.tobytes(),
-        token_ids=token_ids.tobytes(),
+        token_ids=sampled.token_ids.tobytes(),
         start_ns=start_ns,
         end_ns=end_ns,
         prompt_logprobs=step.of_prompts,
+        num_sampled=b"" if num_sampled is None else num_sampled.tobytes(),
     )
-    return msgspec.structs.replace(result, **logprobs) if logprobs else result
+    return msgspec.structs.replace(result, **sampled.logprobs) if sampled.logprobs else result
 
 
 class DeviceStep:

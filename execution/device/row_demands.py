@@ -2,7 +2,7 @@
 
 In the kernels: temperature, filters, penalties, bias, log-probabilities. Beside them, so in no graph: bad words,
 `allowed_token_ids` and `min_tokens`, whose ids the host lists for each step; more biases, or more most likely tokens,
-than the device has columns for.
+than the device has columns for. What a constrained row forbids is taken out of its mask before the device has it.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class RowDemands:
             has_changes=bool(self.has_changes[rows].any()),
             has_penalties=bool(self.has_penalties[rows].any()),
             has_logprobs=bool(arrays.has_logprobs[rows].any()),
+            has_masks=bool(self._batch.is_constrained[rows].any()),
         )
 
     def is_recordable(self, rows: Int32s, positions: Int32s) -> bool:
@@ -107,9 +108,10 @@ class RowDemands:
         self.has_penalties[row] = has_penalties(sampling) and not is_left
         penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
         self._penalties[row] = penalties
-        self.has_changes[row] = has_row_logits(sampling)
+        is_constrained = bool(self._batch.is_constrained[row])
+        self.has_changes[row] = has_row_logits(sampling) or is_constrained
         self.masked_until[row] = 0
-        if has_row_logits(rest):
+        if has_row_logits(rest) and not (is_constrained and not is_left):
             first = int(self._batch.num_prompt_tokens[row])
             is_for_ever = has_row_logits(msgspec.structs.replace(rest, min_tokens=0))
             self.masked_until[row] = _FOR_EVER if is_for_ever else first + rest.min_tokens

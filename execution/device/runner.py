@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from ...models.device_decoder import DecoderBuffers, DeviceDecoder
 from ...topology.device import DEVICE_POOL_SHARE
 from ..graph_buckets import graph_bucket
 from ..input_batch import InputBatch
-from ..pending_step import EndedStep, PendingStep
+from ..pending_step import EndedStep, HeldStep, PendingStep
 from ..prepare_inputs import PlannedRows, StepInputs, flat_inputs, read_rows
 from ..prompt_pieces import find_prompt_pieces
+from ..token_masks import ArrivingMasks, MaskReader, MaskSource, TokenMasks
 from ..warm_up import warm_up_plans
 from .decode_steps import DecodeSteps
 from .flat_steps import FlatStep
@@ -27,7 +28,7 @@ from .limits import RunnerLimits
 from .pending import Clock, DeviceStep, LaunchedStep, TokenRing, result_of
 from .pool import DevicePool
 from .sampler_choice import MakeSampler, sampler_for
-from .seam import Device
+from .seam import Device, Moment
 from .staging import StagingRing
 from .start_plans import largest_step, prompt_plans
 from .state import Changes, DeviceState
@@ -54,13 +55,14 @@ class DeviceRunner:
         kv_dtype: torch.dtype,
         graphs: Mode = "lazy",
         make_sampler: MakeSampler | None = None,
+        masks: MaskSource | None = None,
     ) -> None:
-        """make_sampler: in place of the one for the device."""
+        """make_sampler: in place of the one for the device; masks: of constrained rows, if there may be any."""
         shape, there = decoder.shape, decoder.device
         self.decoder, self.limits = decoder, limits
         self.pool = DevicePool(shape, num_blocks, block_size, kv_dtype, there)
         self.batch = InputBatch(limits.max_num_seqs, limits.max_model_len, block_size)
-        self.graphs = GraphCache(device, graphs)
+        self._device, self.graphs = device, GraphCache(device, graphs)
         self._buckets = limits.buckets
         max_rows, max_tokens = self._buckets[-1], limits.max_step_tokens
         self._buffers = DecoderBuffers(shape, max_tokens, decoder.dtype, there)
@@ -71,6 +73,8 @@ class DeviceRunner:
         num_slots = limits.pipeline_depth + 1
         slot_bytes = 32 * max_tokens + 64 * max_rows + 24 * _CHANGED_BLOCKS
         self._ring = StagingRing(device, num_slots, slot_bytes)
+        self._masks = MaskReader(self.batch, masks, shape.vocab_size)
+        self._mask_ring = StagingRing(device, num_slots, self._masks.num_bytes + 8 * max_rows)
         self._tokens = TokenRing(device, num_slots, self._sampler.outputs.numel())
         self._clock = Clock()
         self._pending: deque[DeviceStep] = deque()
@@ -156,12 +160,36 @@ class DeviceRunner:
         if kind is None:
             self._settle()  # what is sampled may depend on all tokens before it
         bucket = graph_bucket(planned.rows.size, self._buckets) if planned.are_all_single else None
+        masks = self._masks.begin(plan.epoch, step.sample_rows, step.sample_runs, step.sample_positions)
         if bucket is None:
-            return self._launch_flat(step, kind)
-        if kind is not None:
+            sample = self._forward_flat(step, kind)
+        elif kind is None:
+            hidden = self.forward_decode(planned, bucket)
+            inputs = flat_inputs(self.batch, planned)
+            sample = lambda taken: self._sample_with_host(step, inputs, hidden, taken)  # noqa: E731
+        elif masks is None:
             return self.launch_decode(step, bucket, kind)
-        hidden = self.forward_decode(planned, bucket)
-        return self._sample_with_host(step, flat_inputs(self.batch, planned), hidden)
+        else:
+            self.forward_decode(planned, bucket)
+            sample = lambda taken: self._sample_decode(step, bucket, kind, taken)  # noqa: E731
+        if masks is None:
+            return sample(None)
+        forward_end = self._device.mark()
+        return HeldStep(lambda: self._go_on(masks, forward_end, sample))
+
+    @torch.inference_mode()
+    def _go_on(
+        self, masks: ArrivingMasks, forward_end: Moment, sample: Callable[[TokenMasks | None], PendingStep]
+    ) -> PendingStep | None:
+        """Launch what samples under masks: when they are there or the device wants it, whichever is first."""
+        try:
+            is_wanted = forward_end.is_past()
+            if not masks.read() and not is_wanted:
+                return None
+            self._settle()  # what rows forbid beside their masks depends on all tokens before
+            return sample(masks.take())
+        except torch.AcceleratorError as error:
+            raise DeviceFault(str(error)) from error
 
     def _kind_of(self, step: LaunchedStep) -> Hashable | None:
         """What the rows want of sampling: asked again where they are others, or the host had a part in it."""
@@ -191,6 +219,10 @@ class DeviceRunner:
     def launch_decode(self, step: LaunchedStep, bucket: int, kind: Hashable) -> PendingStep:
         """A step that the device samples, in the graphs of `bucket` rows."""
         self.forward_decode(step.planned, bucket)
+        return self._sample_decode(step, bucket, kind, None)
+
+    def _sample_decode(self, step: LaunchedStep, bucket: int, kind: Hashable, masks: TokenMasks | None) -> PendingStep:
+        self._place_masks(step, masks)
         self._tokens.order()
         self.decode_steps.sample(bucket, self._sampler, kind)
         self._state.note_advanced(step.planned.rows)
@@ -198,7 +230,8 @@ class DeviceRunner:
 
     # Other steps
 
-    def _launch_flat(self, step: LaunchedStep, kind: Hashable | None) -> PendingStep:
+    def _forward_flat(self, step: LaunchedStep, kind: Hashable | None) -> Callable[[TokenMasks | None], PendingStep]:
+        """Launch the forward pass; returns what launches the rest."""
         inputs = flat_inputs(self.batch, step.planned)
         changes = Changes()
         self._ring.open()
@@ -212,7 +245,19 @@ class DeviceRunner:
             step.of_prompts = self._sampler.prompt_logprobs(pieces, hidden)
         if kind is None:
             self._ring.close()
-            return self._sample_with_host(step, inputs, hidden)
+            return lambda masks: self._sample_with_host(step, inputs, hidden, masks)
+        return lambda masks: self._sample_flat(step, inputs, flat, hidden, kind, masks)
+
+    def _sample_flat(
+        self,
+        step: LaunchedStep,
+        inputs: StepInputs,
+        flat: FlatStep,
+        hidden: Tensor,
+        kind: Hashable,
+        masks: TokenMasks | None,
+    ) -> PendingStep:
+        self._place_masks(step, masks)
         self._tokens.order()
         num_sampled = inputs.sample_rows.size
         if num_sampled:
@@ -244,10 +289,18 @@ class DeviceRunner:
         self._pending.append(pending)
         return pending
 
-    def _sample_with_host(self, step: LaunchedStep, inputs: StepInputs, hidden: Tensor) -> PendingStep:
+    def _place_masks(self, step: LaunchedStep, masks: TokenMasks | None) -> None:
+        if masks is not None:
+            step.is_late = masks.is_late
+            self._sampler.place_masks(masks, step.sample_rows, step.sample_positions, self._mask_ring)
+
+    def _sample_with_host(
+        self, step: LaunchedStep, inputs: StepInputs, hidden: Tensor, masks: TokenMasks | None
+    ) -> PendingStep:
         if not inputs.sample_rows.size:
             return EndedStep(result_of(step, np.empty(0, np.int32), {}))
-        sampled = self._sampler.sample(hidden, inputs)
+        sampled = self._sampler.sample(hidden, inputs, masks)
+        step.is_late = None if masks is None else masks.is_late
         self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, sampled.token_ids)
         return EndedStep(result_of(step, sampled.token_ids, sampled.logprobs))
 

@@ -14,6 +14,7 @@ from ...models.device_decoder import DeviceDecoder
 from ...topology.device import DEVICE_POOL_SHARE
 from ...topology.render import render_bytes
 from ...topology.schema import KVCacheSection
+from ..token_masks import MaskSource
 from .graphs import Mode
 from .limits import RunnerLimits
 from .runner import DeviceRunner
@@ -60,9 +61,10 @@ def start_runner(
     kv_dtype: torch.dtype,
     graphs: Mode,
     num_blocks: int,
+    masks: MaskSource | None = None,
 ) -> tuple[DeviceRunner, PoolPlan]:
     """Load, measure, make the pool. num_blocks: of the engine that the rank comes back to; 0: the rank is its first,
-    and decides. Raises NotEnoughMemory with what was measured until then."""
+    and decides; masks: of constrained rows. Raises NotEnoughMemory with what was measured until then."""
     free_at_first = device.free_bytes()
     try:
         decoder = load()
@@ -71,7 +73,7 @@ def start_runner(
         def make(blocks: int) -> DeviceRunner:
             return DeviceRunner(
                 decoder, device, limits, num_blocks=blocks, block_size=section.block_size, kv_dtype=kv_dtype,
-                graphs=graphs,
+                graphs=graphs, masks=masks,
             )  # fmt: skip
 
         plan = _measure(make, device, limits, section, weight_bytes, free_at_first)

@@ -19,7 +19,9 @@ from ..prepare_inputs import StepInputs
 from ..prompt_pieces import PromptPieces
 from ..row_logits import has_row_logits
 from ..sampler import Sampled
+from ..token_masks import TokenMasks
 from ..torch_sampler import TorchSampler
+from .staging import StagingRing
 
 ComputeLogits = Callable[[Tensor], Tensor]
 """[k, hidden_size] -> [k, vocab_size] of the model's dtype"""
@@ -48,6 +50,11 @@ class StepSampler(Protocol):
         has to do it. Another kind than None holds for the same requests' later tokens, too."""
         ...
 
+    def place_masks(self, masks: TokenMasks, rows: Int32s, positions: Int32s, ring: StagingRing) -> None:
+        """Of the next `launch`, if some of its rows are constrained: what others than None are the `kind` of. rows,
+        positions: [k], of the tokens to be sampled, which have all tokens before them on the host; ring: of masks."""
+        ...
+
     def launch(self, logits: Tensor, rows: Tensor, positions: Tensor, kind: Hashable) -> None:
         """Fill `outputs`. logits: [n, vocab_size]; rows: int32 [n], of the batch, `max_num_seqs` for padding;
         positions: int64 [n], of the tokens whose logits these are."""
@@ -62,7 +69,7 @@ class StepSampler(Protocol):
         """So that nothing has to be made when it is first wanted; logits: [max_places, vocab_size], anything."""
         ...
 
-    def sample(self, hidden: Tensor, inputs: StepInputs) -> Sampled:
+    def sample(self, hidden: Tensor, inputs: StepInputs, masks: TokenMasks | None = None) -> Sampled:
         """With the host, which knows all tokens of the rows, and waits; hidden: [t, hidden_size] of the step."""
         ...
 
@@ -84,13 +91,16 @@ class TorchStepSampler:
         for new in plan.new_rows:
             sampling = new.sampling
             is_greedy = sampling.temperature == 0 and sampling.logprobs is None
-            self._is_plain[new.row] = is_greedy and not has_row_logits(sampling)
+            self._is_plain[new.row] = is_greedy and not has_row_logits(sampling) and not new.is_constrained
 
     def clear(self) -> None:
         self._sampler.clear()
 
     def kind(self, rows: Int32s, positions: Int32s) -> Hashable | None:
         return "greedy" if self._is_plain[rows].all() else None
+
+    def place_masks(self, masks: TokenMasks, rows: Int32s, positions: Int32s, ring: StagingRing) -> None:
+        raise AssertionError("constrained rows have no kind here")
 
     def launch(self, logits: Tensor, rows: Tensor, positions: Tensor, kind: Hashable) -> None:
         self.outputs[: len(logits)].copy_(logits.argmax(dim=1))
@@ -101,8 +111,8 @@ class TorchStepSampler:
     def warm_up(self, logits: Tensor) -> None:
         return
 
-    def sample(self, hidden: Tensor, inputs: StepInputs) -> Sampled:
-        return self._sampler.sample(hidden, inputs)
+    def sample(self, hidden: Tensor, inputs: StepInputs, masks: TokenMasks | None = None) -> Sampled:
+        return self._sampler.sample(hidden, inputs, masks)
 
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Tensor) -> PromptLogprobs:
         return self._sampler.prompt_logprobs(pieces, hidden)

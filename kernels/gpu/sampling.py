@@ -13,11 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..bitmask_words import num_words
 from .argmax import argmax_rows
 from .draw import draw_rows
 from .logit_changes import change_logits, count_tokens
 from .sampling_rows import MAX_TOP, NUM_COLUMNS, Column, SamplingWorkspace
 from .thresholds import find_thresholds
+from .token_bitmask import apply_token_bitmask
 from .token_logprobs import token_logprobs
 
 
@@ -32,6 +34,8 @@ class SamplingKind(NamedTuple):
     """Bias, masks or penalties."""
     has_penalties: bool = False
     has_logprobs: bool = False
+    has_masks: bool = False
+    """Bitmasks, in the step's `MaskTensors`, of rows that have changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,19 @@ class SamplingTensors:
         return sum(x.nbytes for x in (self.table, self.counts, self.bias_ids, self.bias, self.changed))
 
 
+class MaskTensors:
+    """Bitmasks of a step of up to `max_places` places."""
+
+    def __init__(self, max_places: int, vocab_size: int, device: torch.device) -> None:
+        self.rows = torch.full((max_places,), -1, dtype=torch.int32, device=device)
+        """int32 [max_places]: the place of each mask; -1: there is none"""
+        self.words = torch.zeros((max_places, num_words(vocab_size)), dtype=torch.int32, device=device)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows.nbytes + self.words.nbytes
+
+
 class SamplingOutputs:
     """Of up to `max_places` places, each written where its row asks for it; in one piece of memory, `everything`, so
     that one copy brings them to the host."""
@@ -89,6 +106,11 @@ def change_rows(logits: Tensor, rows: Tensor, tensors: SamplingTensors) -> None:
     change_logits(logits, tensors.changed, rows, tensors.table, tensors.counts, tensors.bias_ids, tensors.bias)
 
 
+def mask_rows(num_places: int, tensors: SamplingTensors, masks: MaskTensors) -> None:
+    """Forbid tokens in `tensors.changed`, behind `change_rows`."""
+    apply_token_bitmask(tensors.changed[:num_places], masks.rows[:num_places], masks.words[:num_places])
+
+
 def sample_rows(
     logits: Tensor,
     rows: Tensor,
@@ -98,7 +120,8 @@ def sample_rows(
     workspace: SamplingWorkspace,
     outputs: SamplingOutputs,
 ) -> None:
-    """Fill `outputs` for n places; `change_rows` has run if the kind has changes.
+    """Fill `outputs` for n places; `change_rows` and `mask_rows` have run if the kind has
+    changes and masks.
 
     logits: [n, vocab] float32 or bfloat16; rows: int32 [n], distinct but for padding, which is outside the table;
     positions: int64 or int32 [n], of the tokens whose logits these are, one before those to be sampled.

@@ -120,6 +120,7 @@ class PlanMaker:
         num_blocks=None,
         choice=0,
         first_output_index=0,
+        is_constrained=False,
         **sampling,
     ):
         """Put a request on a row; `shared_blocks` come first in its block table."""
@@ -141,6 +142,7 @@ class PlanMaker:
                 block_ids=np.array(blocks, np.int32).tobytes(),
                 sampling=params,
                 first_output_index=first_output_index,
+                is_constrained=is_constrained,
             )
         )
 
@@ -197,11 +199,12 @@ def forward_kind():
 
 @pytest.fixture
 def make_runner(llama, forward_kind):
-    def make(num_blocks=64, max_num_seqs=8, max_model_len=120, kv_dtype=torch.float32, model=None):
+    def make(num_blocks=64, max_num_seqs=8, max_model_len=120, kv_dtype=torch.float32, model=None, masks=None):
         runner = ModelRunner(
             forward_kind(model or PagedLlama(llama), num_blocks=num_blocks, block_size=BLOCK_SIZE, kv_dtype=kv_dtype),
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
+            masks=masks,
         )
         runner.forward.kv.tensor.fill_(torch.nan)  # an unused slot that is read shows up in every token
         return runner
