@@ -13,6 +13,7 @@ import pytest
 from callboard.actors.step_pipeline import StepPipeline
 from callboard.actors.worker import EpochEnds, WorkerActor
 from callboard.errors import DeviceFault, ProtocolViolation
+from callboard.execution.pending_step import HeldStep, PendingStep
 from callboard.mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from callboard.shm_queue import (
     BoardLayout,
@@ -56,6 +57,11 @@ class FakeRunner:
         self.change = threading.Condition()
         self.fails_at_launch: dict[int, Exception] = {}
         self.fails_on_device: dict[int, Exception] = {}
+        self.held: set[int] = set()
+        """Steps with constrained rows."""
+        self.masked: set[int] = set()
+        """Those of them whose masks are there."""
+        self.fails_to_sample: dict[int, Exception] = {}
         self.idle_work = 0
 
     def end(self, *steps: int) -> None:
@@ -63,11 +69,24 @@ class FakeRunner:
             self.ended.update(steps)
             self.change.notify_all()
 
-    def launch(self, plan: StepPlan) -> FakeStep:
+    def write_masks(self, step: int) -> None:
+        self.masked.add(step)
+
+    def launch(self, plan: StepPlan) -> PendingStep:
         self.log.append(f"launch {plan.step}")
         if (error := self.fails_at_launch.get(plan.step)) is not None:
             raise error
-        return FakeStep(self, plan)
+        step = FakeStep(self, plan)
+        return HeldStep(lambda: self._go_on(step)) if plan.step in self.held else step
+
+    def _go_on(self, step: FakeStep) -> FakeStep | None:
+        number = step.plan.step
+        if number not in self.masked:
+            return None
+        self.log.append(f"sample {number}")
+        if (error := self.fails_to_sample.get(number)) is not None:
+            raise error
+        return step
 
     def warm_up(self) -> None:
         self.log.append("warm")
@@ -146,6 +165,52 @@ def test_a_fresh_plan_in_front_of_results_is_a_violation(runner):
     pipeline.launch(plan_of(1))
     with pytest.raises(ProtocolViolation, match="1 steps are in flight"):
         pipeline.launch(plan_of(2, is_fresh=True))
+
+
+def test_a_held_step_goes_on_when_its_masks_are_there(runner):
+    pipeline = StepPipeline(runner)
+    runner.held = {1, 2}
+    runner.end(1)
+    pipeline.launch(plan_of(1))
+    assert pipeline.is_held and not pipeline.is_oldest_done()
+    assert not pipeline.go_on() and pipeline.is_held
+    runner.write_masks(1)
+    assert pipeline.go_on() and not pipeline.is_held
+    assert pipeline.is_oldest_done()
+    pipeline.launch(plan_of(2))
+    assert pipeline.is_held
+    assert pipeline.collect().step == 1
+    runner.write_masks(2)
+    runner.end(2)
+    assert outcomes(pipeline) == [(2, StepOutcome.DONE)], "a result is waited for whatever has yet to be launched"
+    assert runner.log == ["launch 1", "sample 1", "launch 2", "result 1", "sample 2", "result 2"]
+
+
+def test_a_held_step_that_fails_when_it_goes_on(runner, capfd):
+    pipeline = StepPipeline(runner)
+    runner.held = runner.masked = {1}
+    runner.fails_to_sample = {1: ValueError("no")}
+    pipeline.launch(plan_of(1))
+    assert pipeline.go_on() and not pipeline.is_held
+    pipeline.launch(plan_of(2))
+    assert outcomes(pipeline) == [(1, StepOutcome.FAILED), (2, StepOutcome.VOID)]
+    runner.fails_to_sample = {1: DeviceFault("gone")}
+    pipeline.launch(plan_of(1, is_fresh=True))
+    with pytest.raises(DeviceFault, match="gone"):
+        pipeline.go_on()
+
+
+def test_a_failure_voids_a_held_step_behind_it(runner, capfd):
+    pipeline = StepPipeline(runner)
+    runner.held = runner.masked = {2}
+    runner.fails_on_device = {1: ValueError("no")}
+    runner.end(1, 2)
+    pipeline.launch(plan_of(1))
+    pipeline.launch(plan_of(2))
+    assert pipeline.collect().outcome is StepOutcome.FAILED
+    assert not pipeline.is_held
+    assert "result 2" in runner.log
+    assert outcomes(pipeline) == [(2, StepOutcome.VOID)]
 
 
 class Rig:
@@ -255,4 +320,35 @@ async def test_idle_time_is_used_before_the_worker_waits(runner, rig):
     await rig.receive()
     async with asyncio.timeout(10):
         while runner.idle_work >= 0:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_held_step_waits_for_the_results_before_it_and_nothing_is_launched_behind_it(runner, rig):
+    """Its masks come from whoever reads the result before; a later plan that is there already waits for it."""
+    runner.held = {2}
+    rig = rig(3)
+    await rig.worker.start()
+    for step in (1, 2):
+        rig.publish(plan_of(step))
+        await rig.wait_launched(step)
+    rig.publish(plan_of(3))
+    runner.end(1, 2, 3)
+    assert (await rig.receive()).step == 1
+    assert runner.log == ["warm", "launch 1", "launch 2", "result 1"]
+    runner.write_masks(2)
+    assert [(await rig.receive()).step for _ in range(2)] == [2, 3]
+    assert runner.log[4:6] == ["sample 2", "launch 3"]
+    rig.plans.close_stream()
+
+
+async def test_a_board_that_ends_with_a_held_step(runner, rig):
+    runner.held = runner.masked = {1}
+    rig = rig(1)
+    await rig.worker.start()
+    runner.end(1)
+    rig.publish(plan_of(1))
+    assert (await rig.receive()).step == 1
+    rig.plans.close_stream()
+    async with asyncio.timeout(10):
+        while "clear" not in runner.log:
             await asyncio.sleep(0.001)

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from callboard.bench.null_answers import NullDevice
 from callboard.errors import ProtocolViolation
 from callboard.execution.null_runner import NullRunner
+from callboard.execution.pending_step import HeldStep
+from callboard.tests.execution.mask_board import MaskBoard
 
 BLOCK_SIZE = 4  # of the plan maker
 EOS = 2
@@ -21,7 +23,7 @@ VISIBLE = [i for i in range(101) if i not in (0, EOS, 7)]
 DEVICE = NullDevice(VISIBLE, EOS)
 
 
-def make(num_blocks: int = 64, *, visible=VISIBLE, eos: int | None = EOS) -> NullRunner:
+def make(num_blocks: int = 64, *, visible=VISIBLE, eos: int | None = EOS, masks=None) -> NullRunner:
     return NullRunner(
         visible_ids=np.array(visible, np.int32),
         eos_token_id=eos,
@@ -29,6 +31,8 @@ def make(num_blocks: int = 64, *, visible=VISIBLE, eos: int | None = EOS) -> Nul
         block_size=BLOCK_SIZE,
         max_num_seqs=8,
         max_model_len=120,
+        masks=masks,
+        vocab_size=101,
     )
 
 
@@ -204,3 +208,46 @@ def test_no_torch_is_loaded():
     code = "import sys, callboard.execution.null_runner, callboard.actors.runners, callboard.actors.worker; "
     code += "print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+@pytest.fixture
+def board():
+    board = MaskBoard(101)
+    yield board
+    board.region.close()
+
+
+def test_a_mask_moves_the_token_to_the_next_one_that_it_allows(make_plan_maker, board):
+    maker, prompts = make_plan_maker(64), [[row + 3, 50] for row in range(8)]
+    runner = make(masks=board)
+    for row, prompt in enumerate(prompts):
+        maker.place(row, prompt, is_constrained=row != 4, logprobs=4, seed=row, temperature=1.0)
+    allowed = [{0, 99}, {7}, set(VISIBLE), {EOS}, None, {40, 41, 42}, {100}, set()]
+    for row, tokens in enumerate(allowed):
+        if tokens is not None:
+            board.write(row, maker.rows[row].run, 2, tokens)
+    step = runner.launch(maker.plan([(row, 0, 2, True) for row in range(8)]))
+    assert isinstance(step, HeldStep) and step.go_on()
+    result = step.result()
+    free = [DEVICE.answer(prompt, 1, seed=row)[0] for row, prompt in enumerate(prompts)]
+    expected = [
+        free[row] if tokens is None else min(tokens, key=lambda token: (token - free[row]) % 101)
+        for row, tokens in enumerate(allowed[:7])
+    ]
+    assert sampled(result) == expected
+    assert np.frombuffer(result.num_sampled, np.int32).tolist() == [1] * 7 + [0]
+    assert np.frombuffer(result.logprob_rows, np.int32).tolist() == list(range(7))
+    top_ids = np.frombuffer(result.top_ids, np.int32).reshape(7, 4)
+    assert top_ids[:, 0].tolist() == expected
+    assert all(len(set(row)) == 4 for row in top_ids.tolist())
+    behind = runner.run(maker.plan([(row, 2, 1, True) for row in (4, 7)]))  # in flight when the last row was late
+    assert np.frombuffer(behind.num_sampled, np.int32).tolist() == [1, 0]
+    assert sampled(behind) == DEVICE.answer(prompts[4], 2, seed=4)[1:]
+
+
+def test_steps_without_constrained_rows_do_not_look_for_masks(make_plan_maker, board):
+    runner, maker = make(masks=board), make_plan_maker(64)
+    maker.place(0, [5, 6])
+    maker.place(1, [5, 6], is_constrained=True)
+    assert sampled(runner.launch(maker.plan([(0, 0, 2, True), (1, 0, 1, False)])).result()) == DEVICE.answer([5, 6], 1)
+    assert board.num_reads == 0
