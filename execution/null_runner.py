@@ -31,6 +31,8 @@ from .prompt_pieces import find_prompt_pieces
 from .sampler import Sampled
 from .token_masks import MaskReader, MaskSource, TokenMasks
 
+_NEVER = -1
+
 
 class NullRunner:
     """The persistent batch of one rank, and a trace for each slot of the KV pool in place of keys and values."""
@@ -59,6 +61,8 @@ class NullRunner:
         """Where a row goes on, once it has computed anything."""
         self._next_run = np.full(max_num_seqs, -1, np.int64)
         """The run that `_next_start` is of."""
+        self._late_start: Int32s = np.full(max_num_seqs, _NEVER, np.int32)
+        """Where the row goes back to, as its mask was late there, if it does."""
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Apply the plan, write the traces of its tokens, draw; those under masks when the step goes on.
@@ -110,7 +114,9 @@ class NullRunner:
         """Move the rows on; returns the indexes of those that begin behind cached blocks."""
         rows, starts = inputs.rows, inputs.starts
         is_known = self._next_run[rows] == runs
-        is_faulty = is_known & (self._next_start[rows] != starts)
+        goes_back = is_known & (self._late_start[rows] == starts)
+        self._late_start[rows[goes_back | ~is_known]] = _NEVER
+        is_faulty = is_known & (self._next_start[rows] != starts) & ~goes_back
         if is_faulty.any():
             i = int(is_faulty.argmax())
             raise ProtocolViolation(
@@ -156,6 +162,7 @@ class NullRunner:
             self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, token_ids)
             if masks is not None:
                 sampled, num_sampled = without_late_rows(sampled, masks.is_late)
+                self._note_late(inputs.sample_rows[masks.is_late], inputs.sample_positions[masks.is_late])
         return StepResult(
             epoch=plan.epoch,
             step=plan.step,
@@ -171,6 +178,11 @@ class NullRunner:
             prompt_logprobs=self._prompt_logprobs(inputs) if inputs.rows.size else None,
             num_sampled=b"" if num_sampled is None else num_sampled.tobytes(),
         )
+
+    def _note_late(self, rows: Int32s, positions: Int32s) -> None:
+        """They compute their last token once more; later steps in flight may go on with one that nobody knows."""
+        is_first = self._late_start[rows] == _NEVER
+        self._late_start[rows[is_first]] = positions[is_first] - 1
 
     def _obey(self, masks: TokenMasks, token_ids: Int32s, draws: UInt64s) -> None:
         """Give each row with a mask, in place, the allowed token nearest to the one drawn, and the draw of its nearest

@@ -63,6 +63,8 @@ class DeviceSampler:
         self._tensors = SamplingTensors.make(batch.max_num_seqs, max_places, vocab_size, MAX_BIAS, device)
         self._workspace = SamplingWorkspace(max_places, vocab_size, device)
         self._mask_tensors = MaskTensors(max_places, vocab_size, device)
+        self._counted_to: Int32s = np.zeros(batch.max_num_seqs, np.int32)
+        """Of a row with penalties: the tokens before this position are counted."""
         self._masks = LogitChanges(batch, vocab_size, self._to_device, self._apply_masks)
 
     @property
@@ -83,7 +85,7 @@ class DeviceSampler:
         for new in plan.new_rows:
             self._place_biases(new)
             if self.demands.has_penalties[new.row]:
-                self._count_tokens(new)
+                self._count_tokens(new.row, len(new.token_ids) // 4)
 
     def clear(self) -> None:
         self._masks.clear()
@@ -107,6 +109,7 @@ class DeviceSampler:
 
         rows, positions: int32 [k], of the tokens that its first places sample; the batch has all tokens before."""
         self._masks.narrow(masks, rows, positions)
+        self._count_anew(rows, positions)
         there, num_masks = self._mask_tensors, masks.indexes.size
         places = np.full(there.rows.shape[0], -1, np.int32)
         places[:num_masks] = masks.indexes
@@ -128,6 +131,8 @@ class DeviceSampler:
     ) -> None:
         """As `launch`, for any rows: the k rows that sample in `inputs`, in their order, and padding behind them. The
         batch has all their tokens."""
+        if masks is not None:
+            self._count_anew(inputs.sample_rows, inputs.sample_positions)
         if kind.has_changes:
             change_rows(logits, rows, self._tensors)
             self._masks.change(self._tensors.changed[: inputs.sample_rows.size], inputs, masks, keeps_raw=False)
@@ -213,12 +218,22 @@ class DeviceSampler:
             self._tensors.bias_ids[new.row, : len(biases)] = self._to_device(np.array(token_ids, np.int32))
             self._tensors.bias[new.row, : len(biases)] = self._to_device(np.array(values, np.float32))
 
-    def _count_tokens(self, new: NewRow) -> None:
-        counts = self._tensors.counts[new.row]
-        tokens = np.frombuffer(new.token_ids, np.int32).astype(np.int64)
-        prompt, output = tokens[: new.num_prompt_tokens], tokens[new.num_prompt_tokens :]
+    def _count_anew(self, rows: Int32s, positions: Int32s) -> None:
+        """A step that samples under masks counts the tokens of late rows, too, which are then sampled once more. rows,
+        positions: int32 [k], of the tokens to be sampled; the batch has all tokens before."""
+        constrained = self.demands.has_penalties[rows] & self._batch.is_constrained[rows]
+        for index in np.flatnonzero(constrained & (self._counted_to[rows] != positions)).tolist():
+            self._count_tokens(int(rows[index]), int(positions[index]))
+        self._counted_to[rows[constrained]] = positions[constrained] + 1
+
+    def _count_tokens(self, row: int, num_tokens: int) -> None:
+        """Those that the batch has, so many."""
+        self._counted_to[row] = num_tokens
+        counts, num_prompt_tokens = self._tensors.counts[row], self._batch.num_prompt_tokens[row]
+        tokens = self._batch.token_ids[row, :num_tokens].astype(np.int64)
+        prompt, output = tokens[:num_prompt_tokens], tokens[num_prompt_tokens:]
         counts.zero_()
-        if new.sampling.repetition_penalty != 1.0:
+        if self.demands.has_repetition(row):
             counts.index_fill_(0, self._to_device(prompt), IN_PROMPT)
         if output.size:
             distinct, times = np.unique(output, return_counts=True)

@@ -74,6 +74,10 @@ class RowDemands:
         """Those of ids in the vocabulary."""
         return [(token_id, value) for token_id, value in sampling.logit_bias if 0 <= token_id < self._vocab_size]
 
+    def has_repetition(self, row: int) -> bool:
+        """Whether the prompt's tokens are penalised, too."""
+        return bool(self._penalties[row, 0] != 1.0)
+
     def parameters(self, rows: Int32s) -> Int32s:
         """[r, NUM_COLUMNS]: the rows' parameters as the device has them."""
         batch, arrays = self._batch, self._batch.sampling

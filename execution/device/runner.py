@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 import numpy as np
 import torch
@@ -16,19 +16,20 @@ from ...models.device_decoder import DecoderBuffers, DeviceDecoder
 from ...topology.device import DEVICE_POOL_SHARE
 from ..graph_buckets import graph_bucket
 from ..input_batch import InputBatch
-from ..pending_step import EndedStep, HeldStep, PendingStep
+from ..pending_step import EndedStep, PendingStep
 from ..prepare_inputs import PlannedRows, StepInputs, flat_inputs, read_rows
 from ..prompt_pieces import find_prompt_pieces
-from ..token_masks import ArrivingMasks, MaskReader, MaskSource, TokenMasks
+from ..token_masks import MaskSource, TokenMasks
 from ..warm_up import warm_up_plans
 from .decode_steps import DecodeSteps
+from .device_masks import DeviceMasks, LaunchSampling
 from .flat_steps import FlatStep
 from .graphs import GraphCache, Mode
 from .limits import RunnerLimits
 from .pending import Clock, DeviceStep, LaunchedStep, TokenRing, result_of
 from .pool import DevicePool
 from .sampler_choice import MakeSampler, sampler_for
-from .seam import Device, Moment
+from .seam import Device
 from .staging import StagingRing
 from .start_plans import largest_step, prompt_plans
 from .state import Changes, DeviceState
@@ -62,7 +63,7 @@ class DeviceRunner:
         self.decoder, self.limits = decoder, limits
         self.pool = DevicePool(shape, num_blocks, block_size, kv_dtype, there)
         self.batch = InputBatch(limits.max_num_seqs, limits.max_model_len, block_size)
-        self._device, self.graphs = device, GraphCache(device, graphs)
+        self.graphs = GraphCache(device, graphs)
         self._buckets = limits.buckets
         max_rows, max_tokens = self._buckets[-1], limits.max_step_tokens
         self._buffers = DecoderBuffers(shape, max_tokens, decoder.dtype, there)
@@ -73,8 +74,7 @@ class DeviceRunner:
         num_slots = limits.pipeline_depth + 1
         slot_bytes = 32 * max_tokens + 64 * max_rows + 24 * _CHANGED_BLOCKS
         self._ring = StagingRing(device, num_slots, slot_bytes)
-        self._masks = MaskReader(self.batch, masks, shape.vocab_size)
-        self._mask_ring = StagingRing(device, num_slots, self._masks.num_bytes + 8 * max_rows)
+        self._masks = DeviceMasks(self.batch, masks, shape.vocab_size, device, num_slots, max_rows)
         self._tokens = TokenRing(device, num_slots, self._sampler.outputs.numel())
         self._clock = Clock()
         self._pending: deque[DeviceStep] = deque()
@@ -160,7 +160,7 @@ class DeviceRunner:
         if kind is None:
             self._settle()  # what is sampled may depend on all tokens before it
         bucket = graph_bucket(planned.rows.size, self._buckets) if planned.are_all_single else None
-        masks = self._masks.begin(plan.epoch, step.sample_rows, step.sample_runs, step.sample_positions)
+        masks = self._masks.begin(step)
         if bucket is None:
             sample = self._forward_flat(step, kind)
         elif kind is None:
@@ -172,24 +172,7 @@ class DeviceRunner:
         else:
             self.forward_decode(planned, bucket)
             sample = lambda taken: self._sample_decode(step, bucket, kind, taken)  # noqa: E731
-        if masks is None:
-            return sample(None)
-        forward_end = self._device.mark()
-        return HeldStep(lambda: self._go_on(masks, forward_end, sample))
-
-    @torch.inference_mode()
-    def _go_on(
-        self, masks: ArrivingMasks, forward_end: Moment, sample: Callable[[TokenMasks | None], PendingStep]
-    ) -> PendingStep | None:
-        """Launch what samples under masks: when they are there or the device wants it, whichever is first."""
-        try:
-            is_wanted = forward_end.is_past()
-            if not masks.read() and not is_wanted:
-                return None
-            self._settle()  # what rows forbid beside their masks depends on all tokens before
-            return sample(masks.take())
-        except torch.AcceleratorError as error:
-            raise DeviceFault(str(error)) from error
+        return sample(None) if masks is None else self._masks.hold(masks, sample, self._settle)
 
     def _kind_of(self, step: LaunchedStep) -> Hashable | None:
         """What the rows want of sampling: asked again where they are others, or the host had a part in it."""
@@ -222,7 +205,7 @@ class DeviceRunner:
         return self._sample_decode(step, bucket, kind, None)
 
     def _sample_decode(self, step: LaunchedStep, bucket: int, kind: Hashable, masks: TokenMasks | None) -> PendingStep:
-        self._place_masks(step, masks)
+        self._masks.place(masks, step, self._sampler)
         self._tokens.order()
         self.decode_steps.sample(bucket, self._sampler, kind)
         self._state.note_advanced(step.planned.rows)
@@ -230,7 +213,7 @@ class DeviceRunner:
 
     # Other steps
 
-    def _forward_flat(self, step: LaunchedStep, kind: Hashable | None) -> Callable[[TokenMasks | None], PendingStep]:
+    def _forward_flat(self, step: LaunchedStep, kind: Hashable | None) -> LaunchSampling:
         """Launch the forward pass; returns what launches the rest."""
         inputs = flat_inputs(self.batch, step.planned)
         changes = Changes()
@@ -257,7 +240,7 @@ class DeviceRunner:
         kind: Hashable,
         masks: TokenMasks | None,
     ) -> PendingStep:
-        self._place_masks(step, masks)
+        self._masks.place(masks, step, self._sampler)
         self._tokens.order()
         num_sampled = inputs.sample_rows.size
         if num_sampled:
@@ -288,11 +271,6 @@ class DeviceRunner:
             self._pending.popleft()
         self._pending.append(pending)
         return pending
-
-    def _place_masks(self, step: LaunchedStep, masks: TokenMasks | None) -> None:
-        if masks is not None:
-            step.is_late = masks.is_late
-            self._sampler.place_masks(masks, step.sample_rows, step.sample_positions, self._mask_ring)
 
     def _sample_with_host(
         self, step: LaunchedStep, inputs: StepInputs, hidden: Tensor, masks: TokenMasks | None

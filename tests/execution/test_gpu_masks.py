@@ -283,6 +283,29 @@ def test_a_late_row_changes_nobody_and_may_be_computed_on(device_runner, make_pl
     assert tokens[:2] == tokens[2:]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("num_behind", [0, 1])
+@pytest.mark.parametrize("extra", [{}, {"logprobs": 50}], ids=["by itself", "beside the host"])
+def test_a_late_row_goes_on_from_its_last_token(device_runner, torch_runner, make_plan_maker, board, num_behind, extra):
+    """Behind a step in flight that went on with a token that nobody knows; penalties count the known ones only."""
+    wishes = {"repetition_penalty": 3.0, "frequency_penalty": 4.0, "presence_penalty": 1.0} | extra
+    allowed_at, known = some_tokens(board.vocab_size), []
+    for runner, first_run in ((torch_runner, 100), (device_runner(), 500)):
+        maker = make_plan_maker(64)
+        maker.next_run = first_run
+        got = MaskedAnswers(runner, maker, board)
+        got.place(0, PROMPTS[2], allowed_at=allowed_at, **wishes)
+        steps = []
+        for start in range(num_behind + 1 if runner is not torch_runner else 0):
+            steps.append(runner.launch(maker.plan([(0, start + 13, 1, True) if start else (0, 0, 14, True)])))
+            assert steps[-1].go_on()
+        for step in steps:
+            assert np.frombuffer(step.result().num_sampled, np.int32).tolist() == [0]
+        got.run(4, {0: 13 if steps else 0})
+        known.append(got.known[0])
+    assert known[0] == known[1]
+
+
 def test_warm_up_reads_no_masks(device_runner, board):
     runner = device_runner(TorchStepSampler)
     runner.warm_up()

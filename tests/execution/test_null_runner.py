@@ -245,6 +245,23 @@ def test_a_mask_moves_the_token_to_the_next_one_that_it_allows(make_plan_maker, 
     assert sampled(behind) == DEVICE.answer(prompts[4], 2, seed=4)[1:]
 
 
+@pytest.mark.parametrize("num_behind", [0, 1, 2])
+def test_a_late_row_computes_its_last_token_once_more(make_plan_maker, board, num_behind):
+    """Behind steps in flight that went on with a token that nobody knows."""
+    runner, maker = make(masks=board), make_plan_maker(64)
+    maker.place(0, [5, 6], is_constrained=True)
+    run, answer = maker.rows[0].run, DEVICE.answer([5, 6], 3)
+    for round_ in range(2):
+        for start in range(num_behind + 1):
+            late = runner.run(maker.plan([(0, start + 1, 1, True) if round_ or start else (0, 0, 2, True)]))
+            assert np.frombuffer(late.num_sampled, np.int32).tolist() == [0]
+    for position, token in enumerate(answer, 2):
+        board.write(0, run, position, range(101))
+        assert sampled(runner.run(maker.plan([(0, position - 1, 1, True)]))) == [token]
+    with pytest.raises(ProtocolViolation, match="begins at position 1"):
+        runner.run(maker.plan([(0, 1, 1, True)]))
+
+
 def test_steps_without_constrained_rows_do_not_look_for_masks(make_plan_maker, board):
     runner, maker = make(masks=board), make_plan_maker(64)
     maker.place(0, [5, 6])

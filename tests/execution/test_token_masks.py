@@ -204,7 +204,7 @@ def test_a_late_row_yields_nothing_and_changes_nobody(answers, make_prompt, temp
 
     late, got = run(free)
     assert np.frombuffer(late.num_sampled, np.int32).tolist() == [1, 1, 1, 0, 1, 1]
-    # A plan that was in flight already goes on with a token that nobody knows, then the row is placed anew.
+    # A plan that was in flight already goes on with a token that nobody knows; then the row is placed anew.
     behind = got.runner.run(got.maker.plan([(3, 7, 1, True), (0, 4, 1, True)]))
     assert np.frombuffer(behind.num_sampled, np.int32).tolist() == [0, 1]
     got.maker.remove(3)
@@ -221,6 +221,20 @@ def test_a_late_row_yields_nothing_and_changes_nobody(answers, make_prompt, temp
     for field, shape in (("logprobs", ()), ("top_ids", (5,)), ("top_logprobs", (5,))):
         ours, theirs = (np.frombuffer(getattr(result, field), np.int32) for result in (late, whole))
         assert ours.reshape(5, *shape).tolist() == theirs.reshape(6, *shape)[kept].tolist()
+
+
+@pytest.mark.parametrize("num_behind", [0, 1, 2])
+def test_a_late_row_goes_on_from_its_last_token(answers, model_logits, make_prompt, num_behind):
+    """Behind steps in flight that went on with a token that nobody knows."""
+    prompt, got = make_prompt(9, 6), answers()
+    wishes = {"repetition_penalty": 3.0, "frequency_penalty": 4.0, "presence_penalty": 1.0}
+    got.place(0, prompt, allowed_at=free, **wishes)
+    for start in range(num_behind + 1):
+        late = got.runner.run(got.maker.plan([(0, start + 5, 1, True) if start else (0, 0, 6, True)]))
+        assert np.frombuffer(late.num_sampled, np.int32).tolist() == [0]
+    got.masks[0] = some_tokens
+    got.run(4, {0: 5})
+    assert got.known[0] == expected_answer(model_logits, prompt, 4, wishes, some_tokens, 0)
 
 
 def test_all_rows_late(answers, make_prompt):
