@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernels.bitmask_words import allowed_tokens
 from ..kernels.sampling import sample
-from ..kernels.token_bitmask import apply_token_bitmask
+from ..kernels.token_bitmask import apply_token_mask
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan
 from .input_batch import InputBatch, Int32s, Int64s
 from .logit_changes import LogitChanges
@@ -52,7 +53,8 @@ class TorchSampler:
         return prompt_logprobs(pieces, hidden, self._compute_logits, self._vocab_size)
 
     def _apply_masks(self, logits: Tensor, rows: Int64s, words: Int32s) -> None:
-        apply_token_bitmask(logits, self._to_device(rows), self._to_device(words))
+        is_allowed = allowed_tokens(words, self._vocab_size)
+        apply_token_mask(logits, self._to_device(rows), self._to_device(is_allowed))
 
     def _to_device(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -6,8 +6,9 @@
 The lowest is the lowest finite number of the logits' dtype, and of float32: other changes of logits may have made an
 allowed token impossible, and a row whose mask allows a token is to have one that can be chosen, so none is all -inf.
 
-This is the plain-torch twin, and torch's path on the CPU. `gpu.token_bitmask` is the kernel for GPUs,
-`cpu.token_bitmask` the compiled one for numpy's arrays, `bitmask_words` has what is done with masks on the host.
+This is the plain-torch twin, and torch's path on the CPU, where `bitmask_words` makes single truth values of the words
+much faster than arithmetic does. `gpu.token_bitmask` is the kernel for GPUs, `cpu.token_bitmask` the compiled one for
+numpy's arrays.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def apply_token_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
     masks = ((rows >= 0) & (rows < num_rows)).nonzero()[:, 0]
     for piece in masks.split(max(1, PIECE_LOGITS // vocab_size)):
         bits = (words[piece, :, None] >> shifts) & 1
-        own = rows[piece].long()
-        masked = logits[own]
-        masked[masked == -inf] = lowest(logits.dtype)
-        logits[own] = masked.masked_fill_(bits.flatten(1)[:, :vocab_size] == 0, -inf)
+        apply_token_mask(logits, rows[piece].long(), bits.flatten(1)[:, :vocab_size] == 1)
+
+
+def apply_token_mask(logits: Tensor, rows: Tensor, is_allowed: Tensor) -> None:
+    """As above, with a truth value for each token. rows: int64 [m], of logits; is_allowed: bool [m, vocab_size]."""
+    logits[rows] = torch.where(is_allowed, logits[rows].clamp_(min=lowest(logits.dtype)), -inf)
