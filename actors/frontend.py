@@ -14,6 +14,7 @@ from typing import assert_never
 
 from ..errors import EngineFailure, Overloaded, RequestAtFault, RequestError, Unavailable
 from ..mailbox import Inbox
+from ..mailbox.messages.grammar import OutputFormat
 from ..mailbox.messages.requests import (
     AS_IT_IS,
     Abort,
@@ -28,6 +29,7 @@ from ..mailbox.messages.requests import (
     Prompt,
     PromptOptions,
     Question,
+    ReasoningMarks,
     Refused,
     SessionInput,
     TextDeltas,
@@ -74,6 +76,8 @@ class Frontend:
         has_priorities: bool = False,
         kv_cache: KVCacheSection = KVCacheSection(),  # noqa: B008  (frozen)
         takes_sessions: bool = True,
+        tool_call_parser: str = "none",
+        reasoning_parser: str = "none",
         server: ServerSection = ServerSection(),  # noqa: B008  (frozen)
     ) -> None:
         self.name = name
@@ -85,6 +89,8 @@ class Frontend:
         self.has_priorities = has_priorities
         self.kv_cache = kv_cache
         self.takes_sessions = takes_sessions
+        self.tool_call_parser = tool_call_parser
+        self.reasoning_parser = reasoning_parser
         self._server = server
         self._tokenizers = dict(tokenizers)
         self.max_live_requests = max_live_requests
@@ -117,6 +123,9 @@ class Frontend:
         tenant: str = "",
         deadline_ms: float | None = None,
         session_idle_s: float | None = None,
+        output_format: OutputFormat | None = None,
+        reasoning: ReasoningMarks | None = None,
+        kept_markers: tuple[str, ...] = (),
     ) -> Stream:
         if self._refusing is not None:
             raise self._refusing
@@ -139,6 +148,9 @@ class Frontend:
             tenant=tenant,
             deadline_ns=None if deadline_ms is None else arrival_ns + int(deadline_ms * 1e6),
             is_session=session_idle_s is not None,
+            output_format=output_format,
+            reasoning=reasoning,
+            kept_markers=kept_markers,
         )
         self._tokenizers[generate.tokenizer].post(generate)
         session = None if session_idle_s is None else SessionRecord(session_idle_s, self._server.max_request_bytes)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from ..mailbox.messages.grammar import OutputFormat
 from ..mailbox.messages.requests import (
     AS_IT_IS,
     Explanation,
@@ -14,6 +15,8 @@ from ..mailbox.messages.requests import (
     Prompt,
     PromptDetails,
     PromptOptions,
+    ReasoningMarks,
+    ReasoningState,
     SessionInput,
     Tokenized,
     TokenText,
@@ -40,6 +43,8 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     """In the first delta of the choice, if asked for."""
     pause: Finish | None = None
     """A turn of a streaming session ended so, behind this text: it waits for input, or goes on with what it has."""
+    reasoning: ReasoningState | None = None
+    """In the first delta of the choice, if asked for with `reasoning`: where the prompt has left it."""
 
 
 class RequestStream(Protocol):
@@ -95,6 +100,10 @@ class FrontendAPI(Protocol):
     """As the topology has it."""
     takes_sessions: bool
     """Each request of a client reaches this frontend: it is the only one, so sessions can get input."""
+    tool_call_parser: str
+    """How the model writes tool calls: a family in `text.tool_calls`, `none`, or `auto` if its template tells none."""
+    reasoning_parser: str
+    """How it marks its reasoning: a style in `text.reasoning`, `none` or `auto` likewise."""
 
     def submit(
         self,
@@ -110,6 +119,9 @@ class FrontendAPI(Protocol):
         tenant: str = "",
         deadline_ms: float | None = None,
         session_idle_s: float | None = None,
+        output_format: OutputFormat | None = None,
+        reasoning: ReasoningMarks | None = None,
+        kept_markers: tuple[str, ...] = (),
     ) -> RequestStream:
         """Send a request for `num_choices` >= 1 answers on its way; never waits.
 

@@ -7,11 +7,14 @@ from typing import assert_never
 import msgspec
 
 from ..errors import InvalidRequest
+from ..mailbox.messages.grammar import ReasoningGate
 from ..mailbox.messages.requests import (
+    ChatMessage,
     ChatPrompt,
     Generate,
     Prompt,
     PromptOptions,
+    ReasoningState,
     Resume,
     TextPrompt,
     TokenPrompt,
@@ -20,6 +23,7 @@ from ..mailbox.messages.sampling import SamplingParams
 from ..text import Tokenizer
 from ..topology.boards import MAX_SAMPLING_ENTRIES
 from .bad_words import bad_token_ids
+from .reasoning_start import reasoning_gate, state_of
 from .session_turn import context_of
 
 MAX_CHARS = 1 << 21
@@ -49,6 +53,10 @@ class EncodedPrompt(msgspec.Struct, frozen=True, gc=False):
     """With a final `max_tokens`, and `bad_token_ids` in the place of `bad_words`."""
     text: str | None = None
     """For `PromptDetails`, if they are wanted."""
+    reasoning_state: ReasoningState | None = None
+    """With `Generate.reasoning`: where the prompt has left it."""
+    reasoning_gate: ReasoningGate | None = None
+    """Where a grammar waits; None: nowhere."""
 
 
 class PromptEncoder:
@@ -61,7 +69,11 @@ class PromptEncoder:
     def encode(self, generate: Generate) -> EncodedPrompt:
         """Raises InvalidRequest for what cannot be served, and whatever template and vocabulary raise."""
         prompt, sampling = generate.prompt, generate.sampling
-        whole = self._ids(prompt, generate.options)
+        if isinstance(prompt, TokenPrompt):
+            whole, whole_text = prompt.token_ids, ""
+        else:
+            said = self.text_of(prompt, generate.options)
+            whole, whole_text = self._ids_of(said, generate.options), said.text
         ids = self.truncate(whole, generate.options.truncate_prompt_tokens, sampling.max_tokens)
         param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
         sampling = self._without_bad_words(self._check(ids, sampling, param))
@@ -72,7 +84,11 @@ class PromptEncoder:
                 text = prompt.text
             else:
                 text = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return EncodedPrompt(ids, sampling, text)
+        state, gate = None, None
+        if generate.reasoning is not None:
+            state = state_of(generate.reasoning, whole_text, _continued(generate))
+            gate = reasoning_gate(generate.reasoning, state)
+        return EncodedPrompt(ids, sampling, text, state, gate)
 
     def encode_input(self, prompt: TextPrompt | TokenPrompt) -> list[int]:
         """The ids of a session's input: it stands within a text, so nothing is put around it. Raises as `encode`."""
@@ -100,6 +116,7 @@ class PromptEncoder:
                     options.add_generation_prompt,
                     continue_final_message=options.continue_final_message,
                     template_kwargs=options.template_kwargs,
+                    tools=options.tools,
                 )
                 return PromptText(text, "messages", options.add_special_tokens is True)
             case _:
@@ -122,7 +139,9 @@ class PromptEncoder:
         """All ids of the prompt, before it is truncated."""
         if isinstance(prompt, TokenPrompt):
             return prompt.token_ids
-        said = self.text_of(prompt, options)
+        return self._ids_of(self.text_of(prompt, options), options)
+
+    def _ids_of(self, said: PromptText, options: PromptOptions) -> list[int]:
         if options.truncate_prompt_tokens is None:
             self._check_can_fit(said)
         elif len(said.text) > MAX_CHARS:
@@ -198,3 +217,10 @@ class PromptEncoder:
                 f"{num_entries:,} log-probabilities, the limit is {MAX_PROMPT_LOGPROBS:,}; ask for fewer",
                 param="prompt_logprobs",
             )
+
+
+def _continued(generate: Generate) -> ChatMessage | None:
+    """The message that the answer goes on in."""
+    if isinstance(generate.prompt, ChatPrompt) and generate.options.continue_final_message:
+        return generate.prompt.messages[-1]
+    return None

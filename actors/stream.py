@@ -15,6 +15,7 @@ from ..mailbox.messages.requests import (
     Finish,
     Generate,
     PromptDetails,
+    ReasoningState,
     Resume,
     SessionInput,
     TextDeltas,
@@ -39,6 +40,7 @@ class _Choice:
         "num_chars",
         "num_read",
         "pause",
+        "reasoning",
         "token_ids",
     )
 
@@ -52,6 +54,8 @@ class _Choice:
         """The turn has ended so."""
         self.num_chars = 0
         self.finish: Finish | None = None
+        self.reasoning: ReasoningState | None = None
+        """What its first row has told, until it is read."""
         self.is_unread = False
         self.num_read = 0
         """Tokens that the reader has taken."""
@@ -94,7 +98,9 @@ class _Choice:
             logprobs=self._logprobs,
             prompt=self._prompt,
             pause=self.pause,
+            reasoning=self.reasoning,
         )
+        self.reasoning = None
         self.num_read = len(self.token_ids)
         self._texts = []
         self._logprobs = self._prompt = None
@@ -192,6 +198,7 @@ class Stream:
         if token_ids:
             self.num_suspicions = 0
         choice.pause = deltas.pauses.get(row) if finish is None else None
+        choice.reasoning = deltas.reasoning_states.get(row, choice.reasoning)
         self._add(choice, token_ids, deltas.texts[row], finish, deltas.logprobs.get(row), deltas.prompts.get(row))
         return choice.pause
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..mailbox.messages.requests import Finish, PromptDetails, TextDeltas, TokenText
+from ..mailbox.messages.requests import Finish, PromptDetails, ReasoningState, TextDeltas, TokenText
 from .text_state import TextState
 
 MAX_ENTRIES = 1 << 19
@@ -15,7 +15,18 @@ mailbox takes messages of 64 MiB."""
 class _Row:
     """The unsent part of one choice; its lists are its own and grow in place, so that merging is O(new)."""
 
-    __slots__ = ("finish", "logprobs", "num_entries", "pause", "position", "prompt", "state", "texts", "token_ids")
+    __slots__ = (
+        "finish",
+        "logprobs",
+        "num_entries",
+        "pause",
+        "position",
+        "prompt",
+        "reasoning",
+        "state",
+        "texts",
+        "token_ids",
+    )
 
     def __init__(self, state: TextState, position: int) -> None:
         self.state = state
@@ -26,6 +37,7 @@ class _Row:
         self.logprobs: list[TokenText] | None = None
         self.prompt: PromptDetails | None = None
         self.pause: Finish | None = None
+        self.reasoning: ReasoningState | None = None
         self.num_entries = 1
 
 
@@ -58,6 +70,8 @@ class TextDeltaBuffer:
         row.texts.append(text)
         row.finish = finish
         row.pause = row.pause or pause
+        if state.reasoning is not None:
+            row.reasoning, state.reasoning = state.reasoning, None
         row.num_entries += len(token_ids) + _num_entries(logprobs)
         if logprobs is not None:
             if row.logprobs is None:
@@ -102,6 +116,7 @@ class TextDeltaBuffer:
             logprobs={i: row.logprobs for i, row in enumerate(rows) if row.logprobs is not None},
             prompts={i: row.prompt for i, row in enumerate(rows) if row.prompt is not None},
             pauses={i: row.pause for i, row in enumerate(rows) if row.pause is not None},
+            reasoning_states={i: row.reasoning for i, row in enumerate(rows) if row.reasoning is not None},
         )
 
 

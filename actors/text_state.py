@@ -8,6 +8,7 @@ from ..mailbox.messages.requests import (
     Finish,
     Generate,
     PromptDetails,
+    ReasoningState,
     TokenLogprobs,
     TokenText,
     Usage,
@@ -59,14 +60,19 @@ class TextState:
         """Text that is certain, of ids that the frontend has, and that it does not have; goes out with the next."""
         self._tokenizer = tokenizer
         self._keeps_stop = sampling.include_stop_str_in_output
+        self._kept_ids = tokenizer.special_ids(generate.kept_markers)
         self._begin_text()
         self._min_tokens = sampling.min_tokens
         self._prompt_text = None if self.num_tokens else prompt_text
         """None: not asked for, or delivered before."""
+        self.reasoning: ReasoningState | None = None
+        """Where the prompt has left it, until the first delta has told it; None: nothing to tell."""
 
     def _begin_text(self) -> None:
         sampling = self.generate.sampling
-        self._detokenizer = Detokenizer(self._tokenizer, sampling.skip_special_tokens, is_continuation=True)
+        self._detokenizer = Detokenizer(
+            self._tokenizer, sampling.skip_special_tokens, is_continuation=True, kept=self._kept_ids
+        )
         self._stops = StopStrings(sampling.stop, keeps_match=self._keeps_stop) if sampling.stop else None
 
     def begin_turn(self, num_input_tokens: int) -> None:

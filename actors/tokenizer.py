@@ -202,6 +202,8 @@ class TokenizerActor:
             states = self._states_of(resume, prompt.token_ids, prompt.text)
             for state in states:
                 state.catch_up()
+                if not state.num_tokens:
+                    state.reasoning = prompt.reasoning_state
         return prompt, states
 
     def _answer_soon(self, question: OwnQuestion) -> None:

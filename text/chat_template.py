@@ -49,6 +49,8 @@ class Question(msgspec.Struct, frozen=True):
     continue_final_message: bool = False
     template_kwargs: str = ""
     """A JSON object of further variables, as text: the process reads it under its limits. Empty: none."""
+    tools: str = ""
+    """A JSON list, as text. Empty: none."""
 
 
 class ChatTemplate:
@@ -96,6 +98,7 @@ class ChatTemplate:
         now: datetime.datetime | None = None,
         continue_final_message: bool = False,
         template_kwargs: bytes = b"",
+        tools: bytes = b"",
     ) -> str:
         """The prompt's text, special tokens written out: encode it with `add_special_tokens=False`.
 
@@ -103,6 +106,7 @@ class ChatTemplate:
         by default the clock's; give the request's arrival where a prompt must be rebuilt the same.
         `continue_final_message`: end with the content of the last message, so that an answer goes on in it; without
         the spaces at its end if the template trims them. `template_kwargs`: a JSON object of further variables.
+        `tools`: a JSON list of what the model may call.
         Raises InvalidRequest with the template's own message or the limit, EngineFailure if nothing can be rendered.
         """
         if continue_final_message and add_generation_prompt:
@@ -119,6 +123,7 @@ class ChatTemplate:
             None if now is None else now.isoformat(),
             continue_final_message,
             self._checked(template_kwargs),
+            _as_text(tools),
         )
         try:
             data = msgspec.json.encode(question)
@@ -154,11 +159,23 @@ class ChatTemplate:
         return text
 
 
+def _as_text(tools: bytes) -> str:
+    """Raises InvalidRequest for what is no JSON list of objects."""
+    try:
+        if tools:
+            msgspec.json.decode(tools, type=list[dict[str, msgspec.Raw]])
+        return tools.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"tools must be a JSON list of objects: {error}", param="tools") from error
+
+
 def _as_template_sees(message: ChatMessage) -> SeenMessage:
     """The message as a dict with the keys that templates test for; no `name` is no key, no content is None."""
     seen: SeenMessage = {"role": message.role, "content": message.content}
     if message.name is not None:
         seen["name"] = message.name
+    if message.reasoning_content is not None:
+        seen["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
         seen["tool_calls"] = [
             {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": call.arguments}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from .tokenizer import Tokenizer
 
@@ -17,16 +17,29 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, is_continuation: bool = False
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        *,
+        is_continuation: bool = False,
+        kept: Set[int] = frozenset(),
     ) -> None:
+        """`kept`: special tokens that are not skipped."""
+        self._tokenizer = tokenizer
+        self._kept = kept if skip_special_tokens else frozenset()
+        """If there are any the others are skipped here."""
+        skips = skip_special_tokens and not kept
         self._stream: _ByteStream | _PieceStream
         if tokenizer.is_byte_level:
-            self._stream = _ByteStream(tokenizer, skip_special_tokens)
+            self._stream = _ByteStream(tokenizer, skips)
         else:
-            self._stream = _PieceStream(tokenizer, skip_special_tokens, is_continuation)
+            self._stream = _PieceStream(tokenizer, skips, is_continuation)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete; bytes of an incomplete character are kept for later."""
+        if self._kept:
+            is_special, kept = self._tokenizer.is_special, self._kept
+            token_ids = [token_id for token_id in token_ids if token_id in kept or not is_special(token_id)]
         return self._stream.push(token_ids)
 
     def finish(self) -> str:

@@ -100,7 +100,7 @@ def render(template: Callable[..., str], asked: dict[str, typing.Any]) -> str:
     variables = {
         "documents": None,
         **(json.loads(asked["template_kwargs"]) if asked["template_kwargs"] else {}),
-        "tools": None,
+        "tools": json.loads(asked["tools"]) if asked["tools"] else None,
         "add_generation_prompt": asked["add_generation_prompt"],
         "strftime_now": lambda format: (datetime.datetime.now() if now is None else now).strftime(format),
         **asked["special_tokens"],

@@ -123,6 +123,11 @@ class Tokenizer:
         """Whether the token is a mark (begin, end, role ...) and not text."""
         return 0 <= token_id < self.vocab_size and self._special[token_id]
 
+    def special_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """The special tokens that are written so; a text that is no such token is passed over."""
+        found = (self._backend.token_to_id(text) for text in texts)
+        return frozenset(token_id for token_id in found if token_id is not None and self.is_special(token_id))
+
     def is_byte_piece(self, token_id: int) -> bool:
         """Whether the token is one raw byte of a SentencePiece-like vocabulary; False in a byte-level one."""
         return 0 <= token_id < self.vocab_size and self._is_byte_piece[token_id]

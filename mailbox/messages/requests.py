@@ -17,8 +17,11 @@ Every message names `(request_id, attempt)`; rows also the choice. A message of 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
+from .grammar import OutputFormat
 from .sampling import SamplingParams
 
 
@@ -38,6 +41,8 @@ class ChatMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """Of an earlier assistant message, if the client sent it back."""
 
 
 class TextPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
@@ -74,10 +79,26 @@ class PromptOptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Chat: leave the last message open, so that the answer goes on in it."""
     template_kwargs: bytes = b""
     """Chat: a JSON object of further variables for the template; empty: none."""
+    tools: bytes = b""
+    """Chat: a JSON list of the tools that the template is to tell the model of; empty: none."""
 
 
 AS_IT_IS = PromptOptions()
 """Every option at its default."""
+
+
+ReasoningState = Literal["closed", "open", "may_open"]
+"""Of the reasoning where an answer begins: the prompt has closed it, the prompt has opened it, the answer may open it."""
+
+
+class ReasoningMarks(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How the model marks its reasoning: the name of a style in `text.reasoning`, and where a grammar is to wait."""
+
+    style: str
+    begin: str
+    """Of what is free; empty: whatever the answer begins with is, but behind reasoning that the prompt has closed."""
+    end: str
+    """Behind it the grammar holds; empty: it holds from the first token."""
 
 
 class Generate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=10):
@@ -107,6 +128,14 @@ class Generate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=10):
     """When it ends with `timeout` if it has not ended before, waiting or running, by the clock of `arrival_ns`."""
     is_session: bool = False
     """A streaming session: where it would end it waits for more input instead, until the last `Extend`."""
+    output_format: OutputFormat | None = None
+    """What each answer has to look like, behind its reasoning if there is any."""
+    reasoning: ReasoningMarks | None = None
+    """If somebody has to know: the first delta of each choice then says where the prompt has left the reasoning
+    (`TextDeltas.reasoning_states`), and a grammar waits for its end."""
+    kept_markers: tuple[str, ...] = ()
+    """Texts of special tokens that stay in the answer's text, whatever `skip_special_tokens` says: who reads the text
+    needs them to find tool calls and reasoning. Those that the vocabulary lacks, or has as plain text, are nothing."""
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -239,6 +268,8 @@ class TextDeltas(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=13)
     """Row index -> the prompt, in the first delta of a choice that asked for it."""
     pauses: dict[int, Finish] = {}
     """Row index -> how a turn of a streaming session ended, behind the row's text; it waits for `Extend` now."""
+    reasoning_states: dict[int, ReasoningState] = {}
+    """Row index -> where the prompt has left the reasoning; in the first delta of a choice with `Generate.reasoning`."""
 
 
 class Extend(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=40):

@@ -140,6 +140,31 @@ def test_transformers_gives_further_variables_to_the_template_too() -> None:
     assert seen == 'x/[{"title": "t"}]'
 
 
+WITH_TOOLS = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{{ tool.function.name }}{% endfor %}"
+    "{% for m in messages %}{{ m.reasoning_content }}|{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.slow
+def test_transformers_tells_a_template_of_the_same_tools() -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    schema = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Tōkyō", "<b>"]}}, "required": []}
+    tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in ("b", "a")]
+    plain = [{"role": "assistant", "content": "x", "reasoning_content": "why"}]
+    oracle, _ = utils.render_jinja_template([plain], tools=tools, chat_template=WITH_TOOLS)
+    message = ChatMessage("assistant", "x", reasoning_content="why")
+    assert render(WITH_TOOLS, message, add_generation_prompt=False, tools=msgspec.json.encode(tools)) == oracle[0]
+    assert render(WITH_TOOLS, message, add_generation_prompt=False) == "why|x"
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[1]", b"[{]", b'[{"a": "\xff"}]'])
+def test_tools_are_a_json_list_of_objects(text: bytes) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        render("x", ChatMessage("user", "x"), tools=text)
+    assert (caught.value.status, caught.value.param) == (400, "tools")
+
+
 @pytest.mark.parametrize(
     "name", ["messages", "add_generation_prompt", "tools", "bos_token", "raise_exception", "tokenize"]
 )

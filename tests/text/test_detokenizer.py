@@ -37,6 +37,21 @@ def test_any_ids_of_a_byte_level_vocabulary(byte_level: Tokenizer, data: st.Data
 
 
 @pytest.mark.slow
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_special_tokens_that_are_kept(byte_level: Tokenizer, sentencepiece: Tokenizer, data: st.DataObject) -> None:
+    """As if the others were not there."""
+    for tokenizer in (byte_level, sentencepiece):
+        ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1) | st.integers(0, 3), max_size=20))
+        kept = tokenizer.special_ids(["<|end|>", "</s>", "no token", "a"])
+        assert len(kept) == 1
+        there = [token_id for token_id in ids if token_id in kept or not tokenizer.is_special(token_id)]
+        detokenizer = Detokenizer(tokenizer, kept=kept)
+        text = "".join(detokenizer.push(piece) for piece in cut(data, ids)) + detokenizer.finish()
+        assert text == tokenizer.decode(there, skip_special_tokens=False)
+
+
+@pytest.mark.slow
 @no_deadline
 @given(data=st.data(), skipped=st.booleans())
 def test_bytes_of_a_byte_level_vocabulary(byte_level: Tokenizer, data: st.DataObject, skipped: bool) -> None:
