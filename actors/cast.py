@@ -254,6 +254,8 @@ class Cast:
             has_priorities=start.topology.scheduler.policy == "priority",
             kv_cache=start.topology.kv_cache,
             takes_sessions=sum(kind_of(a) == "frontend" for a in start.all_actors) == 1,
+            tool_call_parser=start.topology.model.tool_call_parser,
+            reasoning_parser=start.topology.model.reasoning_parser,
             server=start.topology.server,
         )
         self.frontends.append(frontend)

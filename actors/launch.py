@@ -23,6 +23,7 @@ from ..topology import (
 )
 from ..topology.device import has_gpu
 from ..topology.plan import worker_process
+from .answer_parsers import resolve_parsers
 from .device_memory import free_device_bytes
 from .dtypes import compiled_obstacle, cpu_flags, resolve_dtypes
 
@@ -31,7 +32,7 @@ class Launch(msgspec.Struct, frozen=True):
     """What the supervisor starts."""
 
     topology: Topology
-    """With dtype and kv_dtype resolved."""
+    """With dtypes and parsers resolved."""
     checkpoint: Checkpoint
     shape: ModelShape
     max_model_len: int
@@ -48,10 +49,10 @@ def prepare_launch(topology: Topology, progress: Progress | None = None) -> Laun
 
 
 def find_model(topology: Topology, progress: Progress | None = None) -> tuple[Checkpoint, ModelShape, Topology]:
-    """The model's files, what it is, and the topology with dtype and kv_dtype resolved. Raises ConfigError."""
+    """The model's files, what it is, and the topology with dtypes and parsers resolved. Raises ConfigError."""
     checkpoint = resolve_checkpoint(topology.model.source, progress=progress)
     shape = read_shape(checkpoint)
-    return checkpoint, shape, resolve_dtypes(topology, checkpoint, shape)
+    return checkpoint, shape, resolve_parsers(resolve_dtypes(topology, checkpoint, shape), checkpoint)
 
 
 def check_load(topology: Topology, checkpoint: Checkpoint) -> list[Problem]:

@@ -5,6 +5,7 @@ metadata and the tensor directory of a GGUF file to whoever needs more (the toke
 """
 
 from .architectures import SUPPORTED_ARCHITECTURES
+from .chat_template import read_chat_template
 from .gguf_file import GGUFFile, GGUFTensor, gguf_metadata, read_gguf
 from .progress import NoProgress, Progress
 from .read_shape import read_shape
@@ -24,6 +25,7 @@ __all__ = [
     "SafetensorsTensor",
     "SpecialIds",
     "gguf_metadata",
+    "read_chat_template",
     "read_gguf",
     "read_safetensors_directory",
     "read_shape",

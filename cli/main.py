@@ -58,6 +58,14 @@ def serve(
         Optional[str],  # noqa: UP045
         typer.Option(help="cpu, cuda, cuda:N, or auto: a GPU if there is one. Default: auto.", show_default=False),
     ] = None,
+    tool_call_parser: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="How the model writes tool calls. Default: auto, by its template.", show_default=False),
+    ] = None,
+    reasoning_parser: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="How the model marks its reasoning. Default: auto.", show_default=False),
+    ] = None,
     overrides: SetOption = None,
 ) -> None:
     """Serve MODEL over HTTP; prints `ready http://HOST:PORT` when it does.
@@ -67,9 +75,14 @@ def serve(
     from .serve import serve_topology
 
     settings = list(overrides or ())
-    for key, value in (("server.host", host), ("server.port", port), ("model.dtype", dtype)):
-        if value is not None:
-            settings.append(f"{key}={value}")
+    options = {
+        "server.host": host,
+        "server.port": port,
+        "model.dtype": dtype,
+        "model.tool_call_parser": tool_call_parser,
+        "model.reasoning_parser": reasoning_parser,
+    }
+    settings += [f"{key}={value}" for key, value in options.items() if value is not None]
     raise typer.Exit(serve_topology(model, topology, settings, device))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tokenizers
 from tokenizers import AddedToken, decoders, models, processors
 
-from ..checkpoints import Checkpoint, GGUFFile, read_gguf, read_special_ids
+from ..checkpoints import Checkpoint, GGUFFile, read_chat_template, read_gguf, read_special_ids
 from ..errors import CorruptCheckpoint, UnsupportedModel
 from .chat_template import ChatTemplate
 from .pre_tokenizers import SPLIT_RULES, SplitRule, split_normalizer, split_pre_tokenizer
@@ -26,7 +26,7 @@ def load_gguf_tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> To
     if not tokens:
         raise CorruptCheckpoint(f"{file.path} has no tokenizer.ggml.tokens")
     special = read_special_ids(checkpoint)
-    source = file.text("tokenizer.chat_template") if chat_template is None else chat_template
+    source = read_chat_template(checkpoint) if chat_template is None else chat_template
     template = None
     if source:
         where = f"the chat template of {file.path}" if chat_template is None else "the given chat template"

@@ -10,9 +10,9 @@ import msgspec
 import tokenizers
 from tokenizers import AddedToken, processors
 
-from ..checkpoints import Checkpoint, read_special_ids
+from ..checkpoints import Checkpoint, read_chat_template, read_special_ids
 from ..checkpoints.json_file import decode_json_file
-from ..errors import ConfigError, CorruptCheckpoint, UnsupportedModel
+from ..errors import CorruptCheckpoint, UnsupportedModel
 from .chat_template import ChatTemplate
 from .sentencepiece import build_sentencepiece
 from .sentencepiece_file import read_sentencepiece
@@ -30,11 +30,6 @@ class _Token(msgspec.Struct):
     special: bool = False
 
 
-class _NamedTemplate(msgspec.Struct):
-    name: str
-    template: str
-
-
 class _TokenizerConfig(msgspec.Struct):
     bos_token: str | _Token | None = None
     eos_token: str | _Token | None = None
@@ -44,7 +39,6 @@ class _TokenizerConfig(msgspec.Struct):
     cls_token: str | _Token | None = None
     mask_token: str | _Token | None = None
     added_tokens_decoder: dict[str, _Token] = {}
-    chat_template: str | list[_NamedTemplate] | None = None
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
     legacy: bool | None = None
@@ -77,7 +71,7 @@ def load_hf_tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> Toke
     begin, end = (backend.token_to_id(named.get(name, "")) for name in ("bos_token", "eos_token"))
     ends = special.eos_token_ids if end is None else (*special.eos_token_ids, end)
     template = None
-    source = _read_template(directory, config) if chat_template is None else chat_template
+    source = read_chat_template(checkpoint) if chat_template is None else chat_template
     if source:
         where = f"the chat template of {directory}" if chat_template is None else "the given chat template"
         template = ChatTemplate(source, named, where=where)
@@ -160,16 +154,3 @@ def _named_tokens(config: _TokenizerConfig) -> dict[str, str]:
         if token is not None:
             named[name] = token if isinstance(token, str) else token.content
     return named
-
-
-def _read_template(directory: Path, config: _TokenizerConfig) -> str | None:
-    """chat_template.jinja, else tokenizer_config.json's: the only one, or the one that is named `default`."""
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read {path}: {error}") from error
-    if not isinstance(config.chat_template, list):
-        return config.chat_template
-    return next((entry.template for entry in config.chat_template if entry.name == "default"), None)

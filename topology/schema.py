@@ -39,6 +39,13 @@ class ModelSection(Struct, frozen=True, forbid_unknown_fields=True):
     """Format of the weights, refused if the files are of another; auto: by the files. static"""
     chat_template: str | None = None
     """File with a Jinja chat template; default: the model's own. static"""
+    tool_call_parser: Literal[
+        "auto", "none", "deepseek_v3", "deepseek_v31", "glm", "harmony", "hermes", "json", "kimi_k2", "llama3",
+        "mistral", "mistral_args", "qwen3_coder",
+    ] = "auto"  # fmt: skip
+    """How the model writes tool calls; auto: as its chat template does. docs/structured_output.md. static"""
+    reasoning_parser: Literal["auto", "none", "harmony", "mistral", "think"] = "auto"
+    """How the model marks its reasoning; auto: as its chat template does. docs/structured_output.md. static"""
 
 
 class SchedulerSection(Struct, frozen=True, forbid_unknown_fields=True):
