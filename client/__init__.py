@@ -6,7 +6,19 @@ What needs the HTTP library is imported on first use: `Engine` starts its proces
 from typing import TYPE_CHECKING
 
 from .batch_progress import BatchProgress
-from .deltas import Answer, Choice, ClientDelta, ClientUsage, Logprob, ModelEntry, PromptLogprob, Tokens, TopLogprob
+from .deltas import (
+    Answer,
+    CallMade,
+    CallPiece,
+    Choice,
+    ClientDelta,
+    ClientUsage,
+    Logprob,
+    ModelEntry,
+    PromptLogprob,
+    Tokens,
+    TopLogprob,
+)
 from .engine import Engine
 from .explanations import ChoiceExplanation, LiveRequest, Preemption, RequestExplanation, WaitingSeconds
 from .params import ChatParams, CompletionParams
@@ -24,6 +36,8 @@ __all__ = [
     "AsyncClient",
     "BatchProgress",
     "BatchResult",
+    "CallMade",
+    "CallPiece",
     "ChatParams",
     "Choice",
     "ChoiceExplanation",

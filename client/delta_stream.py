@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 
 from ..errors import MalformedAnswer, StreamCut
-from .deltas import Answer, ClientDelta, PromptLogprobs
+from .deltas import Answer, CallPiece, ClientDelta, PromptLogprobs
 from .error_answers import error_from_event
 from .json_body import read_json
 from .sse import EventParser
@@ -125,7 +125,8 @@ class _Prompt:
 def _delta(chunk: WireAnswer, choice: WireChoice, prompt: _Prompt) -> ClientDelta | None:
     """None for a chunk that adds nothing, such as the one with the role."""
     text = choice.whole_text()
-    has_content = text or choice.token_ids or choice.logprobs or choice.finish_reason is not None
+    says = text or choice.reasoning or choice.calls
+    has_content = says or choice.token_ids or choice.logprobs or choice.finish_reason is not None
     if not has_content and not choice.prompt_token_ids and not choice.prompt_logprobs:
         return None
     prompt_token_ids, prompt_logprobs = prompt.take()
@@ -145,4 +146,6 @@ def _delta(chunk: WireAnswer, choice: WireChoice, prompt: _Prompt) -> ClientDelt
         choice=choice.index,
         prompt_logprobs=choice.prompt_logprobs or prompt_logprobs,
         is_paused=chunk.paused,
+        reasoning=choice.reasoning,
+        tool_calls=[CallPiece(c.index, c.function.arguments, c.id, c.function.name) for c in choice.calls],
     )

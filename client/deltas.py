@@ -56,6 +56,23 @@ PromptLogprobs = list[dict[int, PromptLogprob] | None]
 """For each token of the prompt by token id: itself and the most likely ones; None for the first."""
 
 
+class CallPiece(msgspec.Struct, frozen=True):
+    """What arrived of a tool call; `id` and `name` come with its first piece."""
+
+    index: int
+    arguments: str
+    id: str = ""
+    name: str = ""
+
+
+class CallMade(msgspec.Struct, frozen=True):
+    """A tool call of an answer; `arguments` is JSON text, cut off if the answer was."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 class ClientDelta(msgspec.Struct, frozen=True):
     """What arrived of one choice since its last delta.
 
@@ -78,6 +95,9 @@ class ClientDelta(msgspec.Struct, frozen=True):
     """Where `prompt_token_ids` are, if asked for."""
     is_paused: bool = False
     """It ends a session's turn, and the session goes on with the next input."""
+    reasoning: str = ""
+    """Chat: what the model thinks, which is no part of the text."""
+    tool_calls: list[CallPiece] = []
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -91,6 +111,8 @@ class Choice(msgspec.Struct, frozen=True):
     logprobs: list[Logprob] | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    reasoning: str = ""
+    tool_calls: list[CallMade] = []
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -117,6 +139,11 @@ class Answer(msgspec.Struct, frozen=True):
     def finish_reason(self) -> str:
         """Of the first choice."""
         return self.choices[0].finish_reason
+
+    @property
+    def tool_calls(self) -> list[CallMade]:
+        """Of the first choice."""
+        return self.choices[0].tool_calls
 
 
 class Tokens(msgspec.Struct, frozen=True):

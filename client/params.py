@@ -15,6 +15,8 @@ from .timeouts import Timeouts
 Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
 """Text, token ids, or a list of one of them: then the choices of prompt p are p * n to p * n + n - 1."""
 Messages = Sequence[Mapping[str, object]]
+Tools = Sequence[Mapping[str, object]]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class CallParams(TypedDict, total=False):
@@ -87,6 +89,8 @@ class SamplingFields(TypedDict, total=False):
     """So long after its arrival what has not ended does, with the `finish_reason` "timeout"."""
     cache_salt: str | None
     stream_options: StreamOptions | None
+    response_format: Mapping[str, object] | None
+    structured_outputs: Mapping[str, object] | None
     user: str | None
 
 
@@ -94,6 +98,11 @@ class ChatFields(SamplingFields, total=False):
     """The fields of /v1/chat/completions, but `messages`."""
 
     max_completion_tokens: int | None
+    tools: Tools | None
+    tool_choice: str | Mapping[str, object] | None
+    parallel_tool_calls: bool | None
+    reasoning_effort: ReasoningEffort | None
+    include_reasoning: bool | None
     logprobs: bool | None
     top_logprobs: int | None
     echo: bool | None
@@ -124,6 +133,9 @@ class PromptParams(CallParams, total=False):
     """What `tokenize` takes beside the prompt."""
 
     model: str | None
+    tools: Tools | None
+    tool_choice: str | Mapping[str, object] | None
+    reasoning_effort: ReasoningEffort | None
     add_special_tokens: bool | None
     add_generation_prompt: bool | None
     continue_final_message: bool | None

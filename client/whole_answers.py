@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..errors import MalformedAnswer
-from .deltas import Answer, Choice, ClientDelta
+from .deltas import Answer, CallMade, Choice, ClientDelta
 from .wire import WireAnswer, WireChoice
 
 
@@ -32,7 +32,18 @@ def _choice(index: int, deltas: list[ClientDelta]) -> Choice:
         logprobs=[entry for delta in deltas for entry in delta.logprobs or ()] if has_logprobs else None,
         prompt_token_ids=next((delta.prompt_token_ids for delta in deltas if delta.prompt_token_ids), None),
         prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs), None),
+        reasoning="".join(delta.reasoning for delta in deltas),
+        tool_calls=_calls(deltas),
     )
+
+
+def _calls(deltas: Iterable[ClientDelta]) -> list[CallMade]:
+    """In the order of their indexes."""
+    made: dict[int, CallMade] = {}
+    for piece in (piece for delta in deltas for piece in delta.tool_calls):
+        call = made.get(piece.index, CallMade("", "", ""))
+        made[piece.index] = CallMade(piece.id or call.id, piece.name or call.name, call.arguments + piece.arguments)
+    return [made[index] for index in sorted(made)]
 
 
 def answer_of(wire: WireAnswer, num_choices: int, ignored_fields: tuple[str, ...]) -> Answer:
@@ -59,4 +70,6 @@ def _whole_choice(wire: WireAnswer, choice: WireChoice) -> Choice:
         logprobs=logprobs,
         prompt_token_ids=choice.prompt_token_ids or wire.prompt_token_ids,
         prompt_logprobs=choice.prompt_logprobs or wire.prompt_logprobs,
+        reasoning=choice.reasoning,
+        tool_calls=[CallMade(call.id, call.function.name, call.function.arguments) for call in choice.calls],
     )

@@ -61,10 +61,27 @@ def _bytes(values: list[int] | None) -> bytes | None:
     return None if values is None else bytes(values)
 
 
+class WireFunction(msgspec.Struct, frozen=True):
+    """`function` of a call."""
+
+    name: str = ""
+    arguments: str = ""
+
+
+class WireCall(msgspec.Struct, frozen=True):
+    """A call, or a piece of it."""
+
+    function: WireFunction
+    index: int = 0
+    id: str = ""
+
+
 class WireContent(msgspec.Struct, frozen=True):
     """`delta` of a chat chunk, `message` of a whole chat answer."""
 
     content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[WireCall] | None = None
 
 
 class WireChoice(msgspec.Struct, frozen=True):
@@ -87,6 +104,18 @@ class WireChoice(msgspec.Struct, frozen=True):
             if content is not None:
                 return content.content or ""
         return self.text or ""
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought."""
+        content = self.delta or self.message
+        return (content and content.reasoning) or ""
+
+    @property
+    def calls(self) -> list[WireCall]:
+        """Tool calls, or their pieces."""
+        content = self.delta or self.message
+        return (content and content.tool_calls) or []
 
     def entries(self) -> list[Logprob] | None:
         """Raises ValueError."""

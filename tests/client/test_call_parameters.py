@@ -47,11 +47,18 @@ VALUES = {
     "tenant": "t",
     "deadline_ms": 1500.5,
     "cache_salt": "s",
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"regex": "a"},
     "user": "u",
     "echo": True,
 }
 CHAT_VALUES = {
     "max_completion_tokens": 4,
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "reasoning_effort": "low",
+    "include_reasoning": True,
     "logprobs": True,
     "top_logprobs": 2,
     "add_generation_prompt": False,
