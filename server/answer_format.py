@@ -1,4 +1,4 @@
-"""How deltas become the objects of an endpoint: one format for chat, one for completions, chosen once a request."""
+"""How deltas become the objects of an endpoint: one format for chat, in `chat_format.py`, one for completions."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ from ..actors.frontend_api import Delta
 from ..mailbox.messages.requests import Finish, PromptDetails, TokenText
 from .answer_objects import (
     Answer,
-    ChatChoice,
-    ChatChunkChoice,
-    ChatLogprobs,
-    ChunkDelta,
     CompletionChoice,
     CompletionLogprobs,
-    Message,
     PromptLogprobs,
     UsageObject,
     usage_object,
 )
 from .chunk_usage import ChunkUsage
 from .generation_request import AnswerOptions
-from .token_logprobs import chat_logprobs, completion_logprobs, echoed_tokens, named_by_id, prompt_logprobs
+from .token_logprobs import completion_logprobs, echoed_tokens, named_by_id, prompt_logprobs
 
 
 class AnswerFormat(Protocol):
@@ -36,90 +31,13 @@ class AnswerFormat(Protocol):
         """The chunk before a choice's first delta, if the endpoint has one; `is_first`: of all choices."""
         ...
 
-    def chunk(self, delta: Delta) -> Answer: ...
+    def chunk(self, delta: Delta) -> Answer | None:
+        """None: there is nothing to tell."""
+        ...
 
     def usage_chunk(self, finishes: Sequence[Finish]) -> Answer: ...
 
     def whole(self, deltas: Sequence[Delta]) -> Answer: ...
-
-
-class ChatFormat:
-    """chat.completion and chat.completion.chunk. `created`: seconds since 1970."""
-
-    def __init__(self, request_id: str, model: str, created: int, options: AnswerOptions) -> None:
-        self._id, self._model, self._created = request_id, model, created
-        self._options = options
-        self._usage = ChunkUsage(options)
-
-    def opening(self, delta: Delta, *, is_first: bool) -> Answer:
-        """The role and the echo; in the answer's first chunk what was asked for about the prompt."""
-        content = ChunkDelta(role="assistant", content=self._options.echo_text)
-        prompt = delta.prompt if is_first else None
-        return self._answer_chunk([ChatChunkChoice(content, index=delta.choice)], self._usage.before(delta), prompt)
-
-    def chunk(self, delta: Delta) -> Answer:
-        """The delta's text; with the finish reason if it is the last."""
-        finish = delta.finish
-        content = ChunkDelta(content=delta.text) if delta.text or finish is None else ChunkDelta()
-        choice = ChatChunkChoice(
-            content,
-            self._logprobs(delta),
-            None if finish is None else finish.reason,
-            index=delta.choice,
-            stop_reason=None if finish is None else finish.stop_reason,
-            token_ids=delta.token_ids if self._options.returns_token_ids else UNSET,
-        )
-        return self._answer_chunk([choice], self._usage.after(delta), None)
-
-    def usage_chunk(self, finishes: Sequence[Finish]) -> Answer:
-        """After the last choice; how each ended, in order."""
-        return self._answer_chunk([], usage_object(finishes, self._options.num_choices), None)
-
-    def whole(self, deltas: Sequence[Delta]) -> Answer:
-        """The answer that is not streamed; one delta a choice, each with `finish`."""
-        prompt = deltas[0].prompt
-        return Answer(
-            self._id,
-            "chat.completion",
-            self._created,
-            self._model,
-            [self._whole_choice(delta) for delta in deltas],
-            usage_object(_finishes(deltas), self._options.num_choices),
-            _prompt_token_ids(prompt, self._options),
-            _prompt_logprobs(prompt, self._options),
-        )
-
-    def _whole_choice(self, delta: Delta) -> ChatChoice:
-        assert delta.finish is not None
-        return ChatChoice(
-            Message(self._options.echo_text + delta.text),
-            self._logprobs(delta),
-            delta.finish.reason,
-            index=delta.choice,
-            stop_reason=delta.finish.stop_reason,
-            token_ids=delta.token_ids if self._options.returns_token_ids else UNSET,
-        )
-
-    def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
-        """None: the request asked for none."""
-        tokens = delta.logprobs
-        if tokens is None:
-            return None
-        return chat_logprobs(named_by_id(tokens, delta.token_ids) if self._options.names_tokens_by_id else tokens)
-
-    def _answer_chunk(
-        self, choices: list[ChatChunkChoice], usage: UsageObject | UnsetType | None, prompt: PromptDetails | None
-    ) -> Answer:
-        return Answer(
-            self._id,
-            "chat.completion.chunk",
-            self._created,
-            self._model,
-            choices,
-            usage,
-            _prompt_token_ids(prompt, self._options),
-            _prompt_logprobs(prompt, self._options),
-        )
 
 
 class CompletionFormat:
@@ -148,7 +66,7 @@ class CompletionFormat:
 
     def whole(self, deltas: Sequence[Delta]) -> Answer:
         """The answer that is not streamed; one delta a choice, each with `finish`."""
-        usage = usage_object(_finishes(deltas), self._options.num_choices)
+        usage = usage_object(finishes_of(deltas), self._options.num_choices)
         return self._answer([self._choice(delta) for delta in deltas], usage)
 
     def _choice(self, delta: Delta) -> CompletionChoice:
@@ -161,8 +79,8 @@ class CompletionFormat:
             index=delta.choice,
             stop_reason=None if finish is None else finish.stop_reason,
             token_ids=delta.token_ids if options.returns_token_ids else UNSET,
-            prompt_token_ids=_prompt_token_ids(prompt, options),
-            prompt_logprobs=_prompt_logprobs(prompt, options),
+            prompt_token_ids=prompt_token_ids_of(prompt, options),
+            prompt_logprobs=prompt_logprobs_of(prompt, options),
         )
 
     def _logprobs(self, delta: Delta) -> CompletionLogprobs | None:
@@ -188,15 +106,18 @@ class CompletionFormat:
         return Answer(self._id, "text_completion", self._created, self._model, choices, usage)
 
 
-def _finishes(deltas: Sequence[Delta]) -> list[Finish]:
+def finishes_of(deltas: Sequence[Delta]) -> list[Finish]:
+    """How each ended."""
     return [delta.finish for delta in deltas if delta.finish is not None]
 
 
-def _prompt_token_ids(prompt: PromptDetails | None, options: AnswerOptions) -> list[int] | UnsetType:
+def prompt_token_ids_of(prompt: PromptDetails | None, options: AnswerOptions) -> list[int] | UnsetType:
+    """As far as the request asked for them."""
     return prompt.token_ids if prompt is not None and options.returns_token_ids else UNSET
 
 
-def _prompt_logprobs(prompt: PromptDetails | None, options: AnswerOptions) -> PromptLogprobs | UnsetType:
+def prompt_logprobs_of(prompt: PromptDetails | None, options: AnswerOptions) -> PromptLogprobs | UnsetType:
+    """As far as the request asked for them."""
     if prompt is None or options.prompt_logprobs is None:
         return UNSET
     return prompt_logprobs(prompt, options.prompt_logprobs)

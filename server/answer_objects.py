@@ -90,8 +90,40 @@ PromptLogprobs = list[dict[int, PromptTokenLogprob] | None]
 """One entry a token of the prompt: the token itself, then the most likely ones, by token id; None for the first."""
 
 
-FinishReason = Annotated[str, Meta(extra_json_schema={"enum": ["stop", "length", "repetition", "timeout", "abort"]})]
+_FINISH_REASONS = ["stop", "length", "tool_calls", "function_call", "repetition", "timeout", "abort"]
+FinishReason = Annotated[str, Meta(extra_json_schema={"enum": _FINISH_REASONS})]
 """`timeout`: at its deadline; `abort`: the server was stopped. An error is an answer of another kind."""
+
+
+class FunctionCall(msgspec.Struct, frozen=True, gc=False):
+    """What is called: `arguments` is JSON text, or as much of it as there was."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallObject(msgspec.Struct, frozen=True, gc=False):
+    """A call of a chat answer."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class FunctionCallDelta(msgspec.Struct, frozen=True, gc=False):
+    """The name comes once, with the call's first piece; the pieces of `arguments` join to those of the whole answer."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
+    """What a chunk adds to a call; `id` and `type` come with its first piece."""
+
+    index: int
+    function: FunctionCallDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
 
 
 class ChunkDelta(msgspec.Struct, frozen=True, gc=False):
@@ -99,14 +131,25 @@ class ChunkDelta(msgspec.Struct, frozen=True, gc=False):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """The same as `reasoning`, for clients that know it by this name."""
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: FunctionCallDelta | UnsetType = UNSET
+    """In place of `tool_calls`, if the request had `functions`."""
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """The message of a chat answer."""
+    """The message of a chat answer; fields as in `ChunkDelta`."""
 
-    content: str
+    content: str | None
+    """null beside calls, if there is no text."""
     role: str = "assistant"
     refusal: str | None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallObject] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, gc=False):

@@ -42,6 +42,9 @@ class MessageFields(msgspec.Struct, frozen=True):
     name: str | None = None
     tool_calls: list[ToolCallFields] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """Of an earlier answer, sent back; `reasoning` is the same."""
+    reasoning: str | None = None
 
 
 _MESSAGE_DECODER = msgspec.json.Decoder(MessageFields)
@@ -79,6 +82,7 @@ def _message(raw: msgspec.Raw, param: str) -> ChatMessage:
         name=fields.name,
         tool_calls=calls,
         tool_call_id=fields.tool_call_id,
+        reasoning_content=fields.reasoning if fields.reasoning_content is None else fields.reasoning_content,
     )
 
 

@@ -6,7 +6,9 @@ import msgspec
 
 from ..errors import InvalidRequest
 from ..mailbox.messages.requests import ChatPrompt, PromptOptions
+from .answer_plan import answer_plan
 from .chat_messages import chat_messages, unseen_fields
+from .format_fields import FORMAT_DECODER, FORMAT_NAMES, asked_format
 from .generation_request import AnswerOptions, GenerationRequest, stream_usage
 from .request_body import NULL, RequestBody
 from .request_fields import (
@@ -20,7 +22,8 @@ from .request_fields import (
 )
 from .sampling_fields import SAMPLING_DECODER, SAMPLING_NAMES, TopLogprobs, sampling_params
 from .served_model import ServedModel
-from .template_fields import echo_text, opens_answer, template_kwargs
+from .template_fields import ReasoningEffort, echo_text, opens_answer, template_kwargs
+from .tool_fields import TOOL_DECODER, TOOL_NAMES, asked_tools
 from .unsupported_fields import refuse_unsupported
 
 
@@ -37,10 +40,15 @@ class ChatFields(msgspec.Struct, frozen=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: msgspec.Raw = NULL
     documents: msgspec.Raw = NULL
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool | None = None
+    """False: the answer has no `reasoning`; the model reasons all the same."""
+    separate_reasoning: bool | None = None
+    """False: it stays in the content, marks and all."""
 
 
 _CHAT_DECODER = msgspec.json.Decoder(ChatFields)
-_NAMES = SHARED_NAMES | SAMPLING_NAMES | frozenset(ChatFields.__struct_fields__)
+_NAMES = SHARED_NAMES | SAMPLING_NAMES | FORMAT_NAMES | TOOL_NAMES | frozenset(ChatFields.__struct_fields__)
 
 
 def parse_chat_request(body: RequestBody, model: ServedModel) -> GenerationRequest:
@@ -54,6 +62,17 @@ def parse_chat_request(body: RequestBody, model: ServedModel) -> GenerationReque
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     messages = chat_messages(fields.messages)
     ignored += unseen_fields(fields.messages)
+    tools = asked_tools(body.decode(TOOL_DECODER))
+    if tools is not None and not tools.is_required and not model.tells_tools:
+        ignored.append(tools.param)
+    plan = answer_plan(
+        tools,
+        asked_format(body.decode(FORMAT_DECODER)),
+        model,
+        num_calls_before=sum(len(message.tool_calls) for message in messages),
+        shows_reasoning=fields.include_reasoning is not False,
+        parses_reasoning=fields.separate_reasoning is not False,
+    )
     max_tokens_param = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = shared.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     check_no_zero(max_tokens, max_tokens_param)
@@ -78,6 +97,7 @@ def parse_chat_request(body: RequestBody, model: ServedModel) -> GenerationReque
             names_tokens_by_id=bool(shared.return_tokens_as_token_ids),
             prompt_logprobs=sampling_fields.prompt_logprobs,
             echo_text=echo_text(messages) if fields.echo else "",
+            parsing=plan.parsing,
         ),
         cache_salt=shared.cache_salt or "",
         priority=shared.priority or 0,
@@ -88,8 +108,13 @@ def parse_chat_request(body: RequestBody, model: ServedModel) -> GenerationReque
             truncate_prompt_tokens=shared.truncate_prompt_tokens,
             add_generation_prompt=opens_answer(fields.add_generation_prompt, fields.continue_final_message, messages),
             continue_final_message=bool(fields.continue_final_message),
-            template_kwargs=template_kwargs(fields.chat_template_kwargs, fields.documents),
+            template_kwargs=template_kwargs(fields.chat_template_kwargs, fields.documents, fields.reasoning_effort),
+            tools=b"" if tools is None else tools.for_template,
         ),
+        output_format=plan.output_format,
+        format_param=plan.format_param,
+        reasoning=plan.reasoning,
+        kept_markers=plan.kept_markers,
         returns_prompt=has_running_usage or bool(shared.return_token_ids),
         streams=bool(shared.stream),
         ignored_fields=ignored,

@@ -12,7 +12,7 @@ from enum import Enum, auto
 import msgspec
 
 from ..actors.frontend_api import Delta
-from ..errors import EngineFailure, RequestAtFault, RequestError
+from ..errors import EngineFailure, InvalidRequest, RequestAtFault, RequestError
 from ..mailbox.messages.requests import Finish
 from .answer_format import AnswerFormat
 from .answer_objects import Answer
@@ -57,17 +57,21 @@ class ChunkSequence:
                 parts.append(_event(opening))
             self._opened.add(delta.choice)
         if delta.finish is None:
-            parts.append(_event(self._format.chunk(delta)))
+            parts.append(self._chunk(delta))
         elif delta.finish.reason == "error":
             if delta.text or delta.token_ids:
-                parts.append(_event(self._format.chunk(msgspec.structs.replace(delta, finish=None))))
+                parts.append(self._chunk(msgspec.structs.replace(delta, finish=None)))
             parts.append(self.on_error(finish_error(delta)))
         else:
-            parts.append(_event(self._format.chunk(delta)))
+            parts.append(self._chunk(delta))
             self._finishes[delta.choice] = delta.finish
             if len(self._finishes) == self._num_choices:
                 parts.append(self._end())
         return b"".join(parts)
+
+    def _chunk(self, delta: Delta) -> bytes:
+        chunk = self._format.chunk(delta)
+        return b"" if chunk is None else _event(chunk)
 
     def _end(self) -> bytes:
         self.state = StreamState.ENDED
@@ -84,10 +88,17 @@ class ChunkSequence:
         return _event(error_body(error)) + DONE
 
 
-def finish_error(delta: Delta) -> RequestAtFault:
+def is_refusal(delta: Delta) -> bool:
+    """The choice ends because the request itself is at fault, such as by a grammar that cannot be compiled."""
+    return delta.finish is not None and delta.finish.reason == "error" and delta.finish.status < 500
+
+
+def finish_error(delta: Delta) -> RequestError:
     """The error that a delta with the finish reason `error` stands for."""
-    assert delta.finish is not None
-    return RequestAtFault(delta.finish.message or "the engine could not finish the request")
+    finish = delta.finish
+    assert finish is not None
+    message = finish.message or "the engine could not finish the request"
+    return RequestAtFault(message) if finish.status >= 500 else InvalidRequest(message, status=finish.status)
 
 
 def _event(payload: Answer | ErrorBody) -> bytes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, NotSupportedYet
 from ..mailbox.messages.requests import PromptOptions, TextPrompt, TokenPrompt
+from .format_fields import FORMAT_DECODER, FORMAT_NAMES, asked_format
 from .generation_request import AnswerOptions, GenerationRequest, stream_usage
 from .prompt_fields import prompts_of
 from .request_body import RequestBody
@@ -35,7 +36,7 @@ class CompletionFields(msgspec.Struct, frozen=True):
 
 
 _FIELDS_DECODER = msgspec.json.Decoder(CompletionFields)
-_NAMES = SHARED_NAMES | SAMPLING_NAMES | frozenset(CompletionFields.__struct_fields__)
+_NAMES = SHARED_NAMES | SAMPLING_NAMES | FORMAT_NAMES | frozenset(CompletionFields.__struct_fields__)
 
 
 def parse_completion_request(body: RequestBody, model: ServedModel) -> GenerationRequest:
@@ -50,6 +51,7 @@ def parse_completion_request(body: RequestBody, model: ServedModel) -> Generatio
         check_no_zero(shared.max_tokens, "max_tokens")
     prompts = prompts_of(bytes(fields.prompt), model.vocab_size)
     _check_prompts(prompts, shared, model)
+    asked = asked_format(body.decode(FORMAT_DECODER))
     is_session = bool(fields.session)
     if is_session:
         check_session(
@@ -59,6 +61,8 @@ def parse_completion_request(body: RequestBody, model: ServedModel) -> Generatio
             asks_prompt_logprobs=sampling_fields.prompt_logprobs is not None,
             takes_sessions=model.takes_sessions,
         )
+        if asked is not None:
+            raise NotSupportedYet(f"{asked.param} in a streaming session", param=asked.param)
     is_prompt_only = shared.max_tokens == 0
     echo_logprobs = fields.logprobs if echoes else None
     includes_usage, has_running_usage = stream_usage(shared)
@@ -95,6 +99,8 @@ def parse_completion_request(body: RequestBody, model: ServedModel) -> Generatio
         prompt_options=PromptOptions(
             add_special_tokens=shared.add_special_tokens, truncate_prompt_tokens=shared.truncate_prompt_tokens
         ),
+        output_format=None if asked is None or is_prompt_only else asked.format,
+        format_param=None if asked is None else asked.param,
         returns_prompt=echoes or has_running_usage or bool(shared.return_token_ids),
         is_prompt_only=is_prompt_only,
         streams=bool(shared.stream),

@@ -15,15 +15,16 @@ from functools import partial
 from aiohttp import web
 
 from ..actors.frontend_api import Delta, FrontendAPI, RequestStream
-from ..errors import RequestError, Unavailable
+from ..errors import InvalidRequest, RequestError, Unavailable
 from ..topology.schema import ServerSection
 from .answer_encoder import AnswerEncoder, encode_answer
-from .answer_format import ChatFormat, CompletionFormat
+from .answer_format import CompletionFormat
 from .body_parser import BodyParser
 from .body_reader import BodyBudget, read_body
 from .callers import Callers
+from .chat_format import ChatFormat
 from .chat_request import parse_chat_request
-from .chunk_sequence import ChunkSequence, StreamState, finish_error
+from .chunk_sequence import ChunkSequence, StreamState, finish_error, is_refusal
 from .completion_request import parse_completion_request
 from .event_writer import ClientGone, ClientStalled, EventWriter, end_answer
 from .generation_request import GenerationRequest
@@ -151,6 +152,8 @@ class GenerationHandlers:
             body = await self._encoder.encode(lambda: encode_answer(answer_format.whole(whole)), whole)
             return await self._answer_whole(http_request, body, headers, timing)
         except RequestError as error:
+            if error.status == InvalidRequest.status and error.param is None:
+                error.param = request.format_param  # the one thing that is found wrong without being named
             if error.status >= 500 and error.status != 503:
                 timing.end("error")
             else:
@@ -224,10 +227,14 @@ async def _answer_in_events(
     try:
         try:
             async for delta in stream:
+                if not writer.is_started and is_refusal(delta):
+                    raise finish_error(delta)
                 timing.observe(delta)
                 if delta.finish is not None and delta.finish.reason == "error" and not writer.is_started:
                     raise finish_error(delta)
-                await writer.write(await encoder.encode(partial(chunks.on_delta, delta), (delta,)))
+                events = await encoder.encode(partial(chunks.on_delta, delta), (delta,))
+                if events:
+                    await writer.write(events)
                 if chunks.state is StreamState.ENDED:
                     break
             else:

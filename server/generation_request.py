@@ -6,8 +6,10 @@ from typing import Literal
 
 import msgspec
 
-from ..mailbox.messages.requests import AS_IT_IS, Prompt, PromptOptions
+from ..mailbox.messages.grammar import OutputFormat
+from ..mailbox.messages.requests import AS_IT_IS, Prompt, PromptOptions, ReasoningMarks
 from ..mailbox.messages.sampling import SamplingParams
+from .answer_parser import Parsing
 from .request_fields import SharedFields
 
 
@@ -31,6 +33,8 @@ class AnswerOptions(msgspec.Struct, frozen=True):
     """Alternatives at each position of an echoed prompt; None: it has no log-probabilities."""
     echo_text: str = ""
     """Chat: what the answer's message begins with."""
+    parsing: Parsing | None = None
+    """Chat: an answer may hold reasoning or calls; None: its text is its content."""
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
@@ -47,6 +51,11 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     """As the body has it: whether that counts is decided by the key."""
     deadline_ms: float | None = None
     prompt_options: PromptOptions = AS_IT_IS
+    output_format: OutputFormat | None = None
+    format_param: str | None = None
+    """The field that the format came from."""
+    reasoning: ReasoningMarks | None = None
+    kept_markers: tuple[str, ...] = ()
     returns_prompt: bool = False
     """The answer needs what the prompt became."""
     is_prompt_only: bool = False

@@ -40,6 +40,9 @@ def submit(
                     tenant=tenant,
                     deadline_ms=request.deadline_ms,
                     session_idle_s=session_idle_s if request.is_session else None,
+                    output_format=request.output_format,
+                    reasoning=request.reasoning,
+                    kept_markers=request.kept_markers,
                 )
             )
     except BaseException:

@@ -7,6 +7,7 @@ import sys
 import msgspec
 
 from ..actors.frontend_api import FrontendAPI
+from ..text.tool_calls import DEFAULT_FAMILY
 from ..topology.schema import ServerSection
 
 
@@ -23,12 +24,19 @@ class ServedModel(msgspec.Struct, frozen=True):
     """The scheduler orders by priority; else a request's priority must be 0."""
     takes_sessions: bool = True
     """Streaming sessions can be opened here."""
+    tool_family: str = ""
+    """How the model writes tool calls, by the name of a family; empty: nobody looks for them."""
+    tells_tools: bool = True
+    """The chat template tells the model of its tools, as far as is known."""
+    reasoning_style: str = ""
+    """How the model marks its reasoning; empty: it has none, or nobody looks for it."""
     processes_logprobs: bool = False
     """What a request without `logprobs_mode` gets: log-probabilities after all processing, not the model's own."""
 
 
 def served_model(frontend: FrontendAPI, settings: ServerSection) -> ServedModel:
-    """As the frontend and `[server]` say it."""
+    """As the frontend and `[server]` say it. A parser that is still `auto` was not found in the chat template."""
+    tool_call_parser = frontend.tool_call_parser
     return ServedModel(
         name=frontend.model_name,
         max_model_len=frontend.max_model_len,
@@ -36,5 +44,8 @@ def served_model(frontend: FrontendAPI, settings: ServerSection) -> ServedModel:
         max_live_requests=frontend.max_live_requests,
         has_priorities=frontend.has_priorities,
         takes_sessions=frontend.takes_sessions,
+        tool_family={"none": "", "auto": DEFAULT_FAMILY.name}.get(tool_call_parser, tool_call_parser),
+        tells_tools=tool_call_parser != "auto",
+        reasoning_style="" if frontend.reasoning_parser in ("none", "auto") else frontend.reasoning_parser,
         processes_logprobs=settings.logprobs_mode == "processed",
     )

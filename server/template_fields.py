@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from ..errors import InvalidRequest
@@ -13,12 +15,17 @@ RESERVED = frozenset(
 )
 """Variables that fields of their own decide, or that nobody but the operator does."""
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+_FALSE = msgspec.Raw(b"false")
 _OBJECT_DECODER = msgspec.json.Decoder(dict[str, object])
 _RAW_OBJECT_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _OBJECTS_DECODER = msgspec.json.Decoder(list[dict[str, object]])
 
 
-def template_kwargs(kwargs: msgspec.Raw, documents: msgspec.Raw) -> bytes:
+def template_kwargs(
+    kwargs: msgspec.Raw, documents: msgspec.Raw, reasoning_effort: ReasoningEffort | None = None
+) -> bytes:
     """A JSON object for the template, empty if there is nothing in it. Raises InvalidRequest.
 
     All of it is decoded to be checked (depth, text that is no Unicode), and passed on as it came.
@@ -32,9 +39,19 @@ def template_kwargs(kwargs: msgspec.Raw, documents: msgspec.Raw) -> bytes:
                 f"chat_template_kwargs: {name!r} is not a variable to set here; some are fields of the request",
                 param=f"chat_template_kwargs.{name}",
             )
+    for name, value in _effort_variables(reasoning_effort):
+        variables.setdefault(name, value)
     if not is_null(documents) and decode_field(documents, _OBJECTS_DECODER, "documents"):
         variables["documents"] = documents
     return msgspec.json.encode(variables) if variables else b""
+
+
+def _effort_variables(effort: ReasoningEffort | None) -> list[tuple[str, msgspec.Raw]]:
+    """`reasoning_effort` as the templates of models that know it call it; `none` as they call the switch."""
+    if effort is None:
+        return []
+    switches = [("enable_thinking", _FALSE), ("thinking", _FALSE)] if effort == "none" else []
+    return [("reasoning_effort", msgspec.Raw(msgspec.json.encode(effort))), *switches]
 
 
 def opens_answer(

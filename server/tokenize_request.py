@@ -13,11 +13,12 @@ from .chat_messages import chat_messages, unseen_fields
 from .request_body import NULL, RequestBody
 from .request_fields import SharedFields, check_shared
 from .served_model import ServedModel
-from .template_fields import opens_answer, template_kwargs
+from .template_fields import ReasoningEffort, opens_answer, template_kwargs
 from .token_lists import check_ids
+from .tool_fields import TOOL_DECODER, ToolFields, asked_tools
 from .unsupported_fields import NO_EFFECT, refuse_unsupported
 
-PROMPT_FIELDS = frozenset({"tools", "functions", "chat_template", "mm_processor_kwargs"})
+PROMPT_FIELDS = frozenset({"chat_template", "mm_processor_kwargs"})
 """Fields of generating requests that would change the tokens of a prompt."""
 
 
@@ -37,6 +38,7 @@ class TokenizeFields(msgspec.Struct, frozen=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     chat_template_kwargs: msgspec.Raw = NULL
     documents: msgspec.Raw = NULL
+    reasoning_effort: ReasoningEffort | None = None
 
 
 class DetokenizeFields(msgspec.Struct, frozen=True):
@@ -70,7 +72,7 @@ def parse_tokenize_request(body: RequestBody, model: ServedModel) -> TokenizeReq
     """Raises InvalidRequest, NotSupportedYet, UnknownModel."""
     fields = body.decode(_TOKENIZE_DECODER)
     check_shared(SharedFields(model=fields.model, truncate_prompt_tokens=fields.truncate_prompt_tokens), model)
-    ignored = _ignored(body, TokenizeFields)
+    ignored = _ignored(body, TokenizeFields.__struct_fields__ + ToolFields.__struct_fields__)
     if (fields.prompt is None) == (fields.messages is None):
         which = "one of them is needed" if fields.prompt is None else "not both"
         raise InvalidRequest(f"prompt or messages: {which}", param="prompt" if fields.prompt is None else "messages")
@@ -80,7 +82,8 @@ def parse_tokenize_request(body: RequestBody, model: ServedModel) -> TokenizeReq
         options = PromptOptions(fields.add_special_tokens, fields.truncate_prompt_tokens)
     else:
         prompt = ChatPrompt(chat_messages(fields.messages))
-        options = _chat_options(fields, prompt)
+        tools = asked_tools(body.decode(TOOL_DECODER))
+        options = _chat_options(fields, prompt, b"" if tools is None else tools.for_template)
         ignored += unseen_fields(fields.messages)
     return TokenizeRequest(prompt, options, bool(fields.return_token_strs), ignored)
 
@@ -91,7 +94,7 @@ def parse_detokenize_request(body: RequestBody, model: ServedModel) -> Detokeniz
     check_shared(SharedFields(model=fields.model), model)
     if fields.tokens:
         check_ids(fields.tokens, "tokens", model.vocab_size)
-    return DetokenizeRequest(fields.tokens, _ignored(body, DetokenizeFields))
+    return DetokenizeRequest(fields.tokens, _ignored(body, DetokenizeFields.__struct_fields__))
 
 
 def _text_prompt(prompt: str | list[msgspec.Raw] | None) -> TextPrompt:
@@ -103,7 +106,7 @@ def _text_prompt(prompt: str | list[msgspec.Raw] | None) -> TextPrompt:
     return TextPrompt(prompt)
 
 
-def _chat_options(fields: TokenizeFields, prompt: ChatPrompt) -> PromptOptions:
+def _chat_options(fields: TokenizeFields, prompt: ChatPrompt, tools: bytes) -> PromptOptions:
     return PromptOptions(
         add_special_tokens=fields.add_special_tokens,
         truncate_prompt_tokens=fields.truncate_prompt_tokens,
@@ -111,17 +114,18 @@ def _chat_options(fields: TokenizeFields, prompt: ChatPrompt) -> PromptOptions:
             fields.add_generation_prompt, fields.continue_final_message, prompt.messages
         ),
         continue_final_message=bool(fields.continue_final_message),
-        template_kwargs=template_kwargs(fields.chat_template_kwargs, fields.documents),
+        template_kwargs=template_kwargs(fields.chat_template_kwargs, fields.documents, fields.reasoning_effort),
+        tools=tools,
     )
 
 
-def _ignored(body: RequestBody, fields: type[msgspec.Struct]) -> list[str]:
+def _ignored(body: RequestBody, fields: tuple[str, ...]) -> list[str]:
     """Names that nothing is done for, in the request's order. Raises NotSupportedYet for `PROMPT_FIELDS`.
 
     Of a generating request's fields only those matter that make the prompt: its sampling fields are ignored like any
     other, so that a client can send the same body to be counted first.
     """
-    own = frozenset(fields.__struct_fields__)
+    own = frozenset(fields)
     looked_at = {name: raw for name, raw in body.fields.items() if name in PROMPT_FIELDS or name in NO_EFFECT}
     unknown = refuse_unsupported(RequestBody(body.body, looked_at), supported=own)
     return [name for name in body.fields if name not in own and (name not in looked_at or name in unknown)]

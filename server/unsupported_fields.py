@@ -6,7 +6,7 @@ refused by name, since an answer without them would not be what was asked for.
 
 from __future__ import annotations
 
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -29,6 +29,9 @@ NO_EFFECT = frozenset(
         "prompt_cache_options",
         "prompt_cache_retention",
         "include_reasoning",
+        "separate_reasoning",
+        "stream_reasoning",
+        "guided_decoding_backend",
         "spaces_between_special_tokens",
     }
 )
@@ -47,12 +50,6 @@ def _field(type_: object, *neutral: object, why_never: str = "") -> Field[object
     return Field(msgspec.json.Decoder(type_), (None, *neutral), why_never)
 
 
-class ResponseFormat(msgspec.Struct, frozen=True):
-    """`response_format`; what stands beside `type` is not looked at."""
-
-    type: Literal["text", "json_object", "json_schema", "grammar", "structural_tag"]
-
-
 _OBJECT = dict[str, Raw] | None
 _OBJECTS = list[dict[str, Raw]] | None
 _STRINGS = list[str] | None
@@ -60,6 +57,7 @@ _BOOL = bool | None
 _ANY = Raw
 _NO_CODE = "no code comes with a request"
 _NO_TEMPLATE = "the template is the model's, or the operator's (model.chat_template in the topology)"
+_CHAT_ONLY = "it is for /v1/chat/completions, whose template tells the model"
 
 UNSUPPORTED: dict[str, Field[object]] = {
     "use_beam_search": _field(_BOOL, False),
@@ -71,28 +69,16 @@ UNSUPPORTED: dict[str, Field[object]] = {
     "return_hidden_states": _field(_BOOL, False),
     "logits_processors": _field(list[Raw] | None, [], why_never=_NO_CODE),
     "custom_logit_processor": _field(_ANY, why_never=_NO_CODE),
-    "tools": _field(_OBJECTS, []),
-    "tool_choice": _field(str | dict[str, Raw] | None, "none", "auto"),
-    "functions": _field(_OBJECTS, []),
-    "function_call": _field(str | dict[str, Raw] | None, "none", "auto"),
-    "response_format": _field(ResponseFormat | None, ResponseFormat("text")),
-    "structured_outputs": _field(_ANY),
-    "guided_json": _field(_ANY),
-    "guided_regex": _field(_ANY),
-    "guided_choice": _field(_ANY),
-    "guided_grammar": _field(_ANY),
-    "guided_json_object": _field(_BOOL, False),
-    "guided_decoding_backend": _field(_ANY),
+    "tools": _field(_OBJECTS, [], why_never=_CHAT_ONLY),
+    "tool_choice": _field(str | dict[str, Raw] | None, "none", "auto", why_never=_CHAT_ONLY),
+    "functions": _field(_OBJECTS, [], why_never=_CHAT_ONLY),
+    "function_call": _field(str | dict[str, Raw] | None, "none", "auto", why_never=_CHAT_ONLY),
     "guided_whitespace_pattern": _field(_ANY),
-    "structural_tag": _field(_ANY),
-    "json_schema": _field(_ANY),
-    "regex": _field(_ANY),
-    "ebnf": _field(_ANY),
     "modalities": _field(_STRINGS, ["text"], []),
     "audio": _field(_OBJECT),
     "web_search_options": _field(_OBJECT),
     "mm_processor_kwargs": _field(_OBJECT, {}),
-    "reasoning_effort": _field(str | None, "none"),
+    "reasoning_effort": _field(str | None, "none", why_never=_CHAT_ONLY),
     "thinking_token_budget": _field(int | None),
     "verbosity": _field(str | None, "medium"),
     "chat_template": _field(str | None, why_never=_NO_TEMPLATE),
@@ -131,8 +117,6 @@ def refuse_unsupported(request: RequestBody, *, supported: frozenset[str]) -> li
 def _named(name: str, value: object) -> str:
     """The feature as the message calls it, with the part of the value that helps to find it."""
     match value:
-        case ResponseFormat(type=kind):
-            return f"{name} of type {kind}"
         case bool() | int() | float() | str():
             return f"{name}={value!r}"
         case _:

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 from ..actors.frontend_api import Delta
 from ..errors import EngineFailure
-from ..mailbox.messages.requests import Finish, PromptDetails, TokenText
-from .chunk_sequence import finish_error
+from ..mailbox.messages.requests import Finish, PromptDetails, ReasoningState, TokenText
+from .chunk_sequence import finish_error, is_refusal
 from .request_timing import RequestTiming
 
 
@@ -16,6 +16,8 @@ async def collect(stream: AsyncIterator[Delta], num_choices: int, timing: Reques
     choices = [_Choice(index) for index in range(num_choices)]
     num_left = num_choices
     async for delta in stream:
+        if is_refusal(delta):
+            raise finish_error(delta)
         timing.observe(delta)
         choices[delta.choice].add(delta)
         if delta.finish is not None:
@@ -37,6 +39,7 @@ class _Choice:
         self._logprobs: list[TokenText] | None = None
         self._prompt: PromptDetails | None = None
         self._finish: Finish | None = None
+        self._reasoning: ReasoningState | None = None
 
     def add(self, delta: Delta) -> None:
         self._texts.append(delta.text)
@@ -47,6 +50,7 @@ class _Choice:
         if delta.prompt is not None:
             self._prompt = delta.prompt
         self._finish = delta.finish
+        self._reasoning = self._reasoning or delta.reasoning
 
     def whole(self) -> Delta:
         return Delta(
@@ -57,6 +61,7 @@ class _Choice:
             self._finish,
             self._logprobs,
             self._prompt,
+            reasoning=self._reasoning,
         )
 
 

@@ -22,8 +22,10 @@ from openai.types.chat import completion_create_params
 
 from callboard.server.chat_request import ChatFields
 from callboard.server.completion_request import CompletionFields
+from callboard.server.format_fields import FormatFields
 from callboard.server.request_fields import SharedFields
 from callboard.server.sampling_fields import SamplingFields
+from callboard.server.tool_fields import ToolFields
 from callboard.server.unsupported_fields import NO_EFFECT, UNSUPPORTED
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -103,10 +105,19 @@ def test_every_generated_part_is_on_a_page(generator: ModuleType) -> None:
 
 def test_the_api_page_names_every_field_that_is_served() -> None:
     text = (ROOT / "docs" / "api.md").read_text().partition("**Refused.**")[0]
-    structs: list[type[msgspec.Struct]] = [SharedFields, SamplingFields, ChatFields, CompletionFields]
-    fields = {name for struct in structs for name in struct.__struct_fields__}
+    fields = {name for struct in STRUCTS for name in struct.__struct_fields__}
     assert [name for name in sorted(fields) if f"`{name}`" not in text] == []
 
+
+STRUCTS: list[type[msgspec.Struct]] = [
+    SharedFields,
+    SamplingFields,
+    FormatFields,
+    ToolFields,
+    ChatFields,
+    CompletionFields,
+]
+"""All fields of generating requests that the server reads."""
 
 FIELDS_OF_OTHER_SERVERS = """
     top_k min_p repetition_penalty length_penalty use_beam_search min_tokens stop_token_ids
@@ -136,8 +147,7 @@ def test_the_fields_that_the_api_page_calls_ignored_are_unknown_to_the_server() 
     table = (ROOT / "docs" / "api.md").read_text().partition("**Ignored.**")[2].partition("\n## ")[0]
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
-    structs: list[type[msgspec.Struct]] = [SharedFields, SamplingFields, ChatFields, CompletionFields]
-    known = {name for struct in structs for name in struct.__struct_fields__} | NO_EFFECT | UNSUPPORTED.keys()
+    known = {name for struct in STRUCTS for name in struct.__struct_fields__} | NO_EFFECT | UNSUPPORTED.keys()
     assert named and named & known == set()
 
 

@@ -103,6 +103,7 @@ class FakeFrontend:
         self.max_live_requests = 10_000
         self.has_priorities = False
         self.takes_sessions = True
+        self.tool_call_parser, self.reasoning_parser = "none", "none"
         self.inputs: list[tuple[str, SessionInput | None]] = []
         self.input_refusal: Exception | None = None
         self.kv_cache = KVCacheSection(block_size=8, num_blocks=100, prefix_caching=False)
@@ -133,12 +134,16 @@ class FakeFrontend:
         tenant="",
         deadline_ms=None,
         session_idle_s=None,
+        output_format=None,
+        reasoning=None,
+        kept_markers=(),
     ):
         if self.refusal is not None:
             raise self.refusal
         stream = FakeStream(request_id, prompt, sampling, cache_salt, returns_prompt, num_choices)
         stream.options, stream.priority, stream.session_idle_s = options, priority, session_idle_s
         stream.tenant, stream.deadline_ms = tenant, deadline_ms
+        stream.output_format, stream.reasoning, stream.kept_markers = output_format, reasoning, kept_markers
         self.streams.append(stream)
         self.arrivals.put_nowait(stream)
         self.script(stream)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from callboard.errors import EngineFailure
 from callboard.mailbox.messages.requests import PromptDetails, TokenText
-from callboard.server.answer_format import ChatFormat, CompletionFormat
+from callboard.server.answer_format import CompletionFormat
+from callboard.server.chat_format import ChatFormat
 from callboard.server.chunk_sequence import ChunkSequence, StreamState
 from callboard.server.generation_request import AnswerOptions
 from callboard.server.metrics import ServerMetrics

@@ -1,0 +1,132 @@
+"""What a chat request comes to besides its prompt: the form that the answer must have, and how it will be read."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ..errors import InvalidRequest, NotSupportedYet
+from ..mailbox.messages.grammar import OutputFormat, Tag, TagsFormat
+from ..mailbox.messages.requests import ReasoningMarks
+from ..text.reasoning import STYLES, Channels
+from ..text.tool_calls import FAMILIES, tool_tags
+from .answer_parser import Parsing
+from .format_fields import AskedFormat
+from .served_model import ServedModel
+from .tool_fields import ToolRequest
+
+_STYLES: dict[str, Literal["qwen_xml", "glm_xml"]] = {"qwen3_coder": "qwen_xml", "glm": "glm_xml"}
+"""Families whose arguments are not written as JSON."""
+_ANY_ARGUMENTS = '{"type":"object"}'
+_HARMONY_ANALYSIS = "<|channel|>analysis<|message|>"
+_HARMONY_NEXT = "<|end|><|start|>assistant"
+_SAYS_TYPE = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf"})
+
+
+class AnswerPlan(msgspec.Struct, frozen=True):
+    """Of all answers to one request."""
+
+    output_format: OutputFormat | None = None
+    format_param: str | None = None
+    """The field that it came from."""
+    parsing: Parsing | None = None
+    """None: the text is the content."""
+    reasoning: ReasoningMarks | None = None
+    kept_markers: tuple[str, ...] = ()
+
+
+def answer_plan(
+    tools: ToolRequest | None,
+    asked: AskedFormat | None,
+    model: ServedModel,
+    *,
+    num_calls_before: int,
+    shows_reasoning: bool,
+    parses_reasoning: bool,
+) -> AnswerPlan:
+    """`num_calls_before`: calls in the request's messages. `parses_reasoning` False: it stays in the content.
+
+    Raises InvalidRequest for tools on a server that reads no calls, NotSupportedYet for a format beside tools that the
+    model may call or not.
+    """
+    if tools is not None and not model.tool_family:
+        raise InvalidRequest(
+            f"{tools.param}: this server reads no tool calls (model.tool_call_parser in the topology is none); leave "
+            "them out",
+            param=tools.param,
+            code="not_supported",
+        )
+    if tools is not None and asked is not None and not tools.is_required:
+        raise NotSupportedYet(
+            f'{asked.param} beside tools that the model may call or not: set tool_choice to "none" for an answer in '
+            'the format, to "required" for a call; what else',
+            param=asked.param,
+        )
+    output_format, param = (None, None) if asked is None else (asked.format, asked.param)
+    if tools is not None:
+        output_format, param = _calls_format(tools, model.tool_family), tools.param
+    style = model.reasoning_style
+    parsing = Parsing(
+        family="" if tools is None else model.tool_family,
+        tools=() if tools is None else tools.tools,
+        is_parallel=tools is not None and tools.is_parallel,
+        num_calls_before=num_calls_before,
+        is_legacy=tools is not None and tools.is_legacy,
+        reasoning=style if parses_reasoning else "",
+        shows_reasoning=shows_reasoning,
+    )
+    markers = FAMILIES[parsing.family].markers if parsing.family else ()
+    if parsing.reasoning:
+        markers += STYLES[style].markers
+    return AnswerPlan(
+        output_format=output_format,
+        format_param=param,
+        parsing=parsing if parsing.family or parsing.reasoning else None,
+        reasoning=_marks(style, output_format) if style and (parsing.reasoning or output_format) else None,
+        kept_markers=tuple(dict.fromkeys(markers)),
+    )
+
+
+def _calls_format(tools: ToolRequest, family_name: str) -> TagsFormat | None:
+    """None: the model writes what it likes. Where it may choose, only the arguments of strict tools are held to their
+    schema."""
+    if not tools.is_required and not tools.strict:
+        return None
+    tags = tool_tags(FAMILIES[family_name], tools.tools, is_parallel=tools.is_parallel)
+    is_held = {tool.name: tools.is_required or tool.name in tools.strict for tool in tools.tools}
+    style: Literal["json", "qwen_xml", "glm_xml"] = _STYLES.get(family_name, "json")
+    return TagsFormat(
+        tags=tuple(
+            Tag(tag.begin, _schema(tag.schema) if is_held[tag.name] else _ANY_ARGUMENTS, tag.end, style)
+            for tag in tags.tags
+        ),
+        triggers=() if tools.is_required else tags.triggers,
+        prefix=tags.prefix,
+        separator=tags.separator,
+        suffix=tags.suffix,
+        at_least_one=tools.is_required,
+        at_most_one=not tools.is_parallel,
+    )
+
+
+def _schema(schema: bytes) -> str:
+    """Arguments are an object whether or not the schema says so."""
+    named = msgspec.json.decode(schema, type=dict[str, msgspec.Raw])
+    if not _SAYS_TYPE & named.keys():
+        named["type"] = msgspec.Raw(b'"object"')
+    return msgspec.json.encode(named).decode()
+
+
+def _marks(style_name: str, output_format: OutputFormat | None) -> ReasoningMarks:
+    """Where the reasoning stands, and where a grammar starts to hold."""
+    style = STYLES[style_name]
+    if not isinstance(style, Channels):
+        return ReasoningMarks(style_name, style.begin, style.end)
+    match output_format:
+        case TagsFormat(triggers=()):  # calls come in messages of their own, behind an analysis or at once
+            return ReasoningMarks(style_name, _HARMONY_ANALYSIS, _HARMONY_NEXT)
+        case TagsFormat():  # which begin wherever a trigger comes up
+            return ReasoningMarks(style_name, "", "")
+        case _:
+            return ReasoningMarks(style_name, "", style.content_begin)
