@@ -36,6 +36,10 @@ class AnswerPlan(msgspec.Struct, frozen=True):
     kept_markers: tuple[str, ...] = ()
 
 
+NO_PLAN = AnswerPlan()
+"""Text."""
+
+
 def answer_plan(
     tools: ToolRequest | None,
     asked: AskedFormat | None,
@@ -50,6 +54,34 @@ def answer_plan(
     Raises InvalidRequest for tools on a server that reads no calls, NotSupportedYet for a format beside tools that the
     model may call or not.
     """
+    _check(tools, asked, model)
+    output_format, param = (None, None) if asked is None else (asked.format, asked.param)
+    if tools is not None:
+        output_format, param = _calls_format(tools, model.tool_family), tools.param
+    style = model.reasoning_style
+    parsing = Parsing(reasoning=style if parses_reasoning else "", shows_reasoning=shows_reasoning)
+    if tools is not None:
+        parsing = msgspec.structs.replace(
+            parsing,
+            family=model.tool_family,
+            tools=tools.tools,
+            is_parallel=tools.is_parallel,
+            is_legacy=tools.is_legacy,
+            num_calls_before=num_calls_before,
+        )
+    markers = FAMILIES[parsing.family].markers if parsing.family else ()
+    if parsing.reasoning:
+        markers += STYLES[style].markers
+    return AnswerPlan(
+        output_format=output_format,
+        format_param=param,
+        parsing=parsing if parsing.family or parsing.reasoning else None,
+        reasoning=_marks(style, output_format) if style and (parsing.reasoning or output_format) else None,
+        kept_markers=tuple(dict.fromkeys(markers)),
+    )
+
+
+def _check(tools: ToolRequest | None, asked: AskedFormat | None, model: ServedModel) -> None:
     if tools is not None and not model.tool_family:
         raise InvalidRequest(
             f"{tools.param}: this server reads no tool calls (model.tool_call_parser in the topology is none); leave "
@@ -63,29 +95,6 @@ def answer_plan(
             'the format, to "required" for a call; what else',
             param=asked.param,
         )
-    output_format, param = (None, None) if asked is None else (asked.format, asked.param)
-    if tools is not None:
-        output_format, param = _calls_format(tools, model.tool_family), tools.param
-    style = model.reasoning_style
-    parsing = Parsing(
-        family="" if tools is None else model.tool_family,
-        tools=() if tools is None else tools.tools,
-        is_parallel=tools is not None and tools.is_parallel,
-        num_calls_before=num_calls_before,
-        is_legacy=tools is not None and tools.is_legacy,
-        reasoning=style if parses_reasoning else "",
-        shows_reasoning=shows_reasoning,
-    )
-    markers = FAMILIES[parsing.family].markers if parsing.family else ()
-    if parsing.reasoning:
-        markers += STYLES[style].markers
-    return AnswerPlan(
-        output_format=output_format,
-        format_param=param,
-        parsing=parsing if parsing.family or parsing.reasoning else None,
-        reasoning=_marks(style, output_format) if style and (parsing.reasoning or output_format) else None,
-        kept_markers=tuple(dict.fromkeys(markers)),
-    )
 
 
 def _calls_format(tools: ToolRequest, family_name: str) -> TagsFormat | None:

@@ -42,6 +42,8 @@ class MessageFields(msgspec.Struct, frozen=True):
     name: str | None = None
     tool_calls: list[ToolCallFields] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionFields | None = None
+    """A call in OpenAI's older form."""
     reasoning_content: str | None = None
     """Of an earlier answer, sent back; `reasoning` is the same."""
     reasoning: str | None = None
@@ -73,9 +75,10 @@ def unseen_fields(raws: Sequence[msgspec.Raw]) -> list[str]:
 
 def _message(raw: msgspec.Raw, param: str) -> ChatMessage:
     fields = decode_field(raw, _MESSAGE_DECODER, param)
-    calls = tuple(
-        ToolCall(call.id or "", call.function.name, call.function.arguments or "") for call in fields.tool_calls or ()
-    )
+    made = [(call.id or "", call.function) for call in fields.tool_calls or ()]
+    if fields.function_call is not None:
+        made.append(("", fields.function_call))
+    calls = tuple(ToolCall(call_id, function.name, function.arguments or "") for call_id, function in made)
     return ChatMessage(
         role=fields.role,
         content=_content(fields.content, f"{param}.content"),

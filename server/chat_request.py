@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..errors import InvalidRequest
-from ..mailbox.messages.requests import ChatPrompt, PromptOptions
+from ..mailbox.messages.requests import ChatMessage, ChatPrompt, PromptOptions
 from .answer_plan import answer_plan
 from .chat_messages import chat_messages, unseen_fields
 from .format_fields import FORMAT_DECODER, FORMAT_NAMES, asked_format
@@ -15,6 +15,7 @@ from .request_fields import (
     SHARED_DECODER,
     SHARED_NAMES,
     MaxTokens,
+    SharedFields,
     check_length,
     check_no_zero,
     check_prompt_logprobs,
@@ -23,7 +24,7 @@ from .request_fields import (
 from .sampling_fields import SAMPLING_DECODER, SAMPLING_NAMES, TopLogprobs, sampling_params
 from .served_model import ServedModel
 from .template_fields import ReasoningEffort, echo_text, opens_answer, template_kwargs
-from .tool_fields import TOOL_DECODER, TOOL_NAMES, asked_tools
+from .tool_fields import TOOL_DECODER, TOOL_NAMES, ToolRequest, asked_tools
 from .unsupported_fields import refuse_unsupported
 
 
@@ -73,10 +74,6 @@ def parse_chat_request(body: RequestBody, model: ServedModel) -> GenerationReque
         shows_reasoning=fields.include_reasoning is not False,
         parses_reasoning=fields.separate_reasoning is not False,
     )
-    max_tokens_param = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
-    max_tokens = shared.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-    check_no_zero(max_tokens, max_tokens_param)
-    check_length(max_tokens, max_tokens_param, None, model.max_model_len)
     check_prompt_logprobs(shared.n or 1, sampling_fields.prompt_logprobs)
     includes_usage, has_running_usage = stream_usage(shared)
     return GenerationRequest(
@@ -85,7 +82,7 @@ def parse_chat_request(body: RequestBody, model: ServedModel) -> GenerationReque
         sampling=sampling_params(
             sampling_fields,
             model,
-            max_tokens=max_tokens,
+            max_tokens=_max_tokens(shared, fields, model),
             logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
             prompt_logprobs=sampling_fields.prompt_logprobs,
         ),
@@ -103,19 +100,34 @@ def parse_chat_request(body: RequestBody, model: ServedModel) -> GenerationReque
         priority=shared.priority or 0,
         tenant=shared.tenant,
         deadline_ms=shared.deadline_ms,
-        prompt_options=PromptOptions(
-            add_special_tokens=shared.add_special_tokens,
-            truncate_prompt_tokens=shared.truncate_prompt_tokens,
-            add_generation_prompt=opens_answer(fields.add_generation_prompt, fields.continue_final_message, messages),
-            continue_final_message=bool(fields.continue_final_message),
-            template_kwargs=template_kwargs(fields.chat_template_kwargs, fields.documents, fields.reasoning_effort),
-            tools=b"" if tools is None else tools.for_template,
-        ),
-        output_format=plan.output_format,
-        format_param=plan.format_param,
-        reasoning=plan.reasoning,
-        kept_markers=plan.kept_markers,
+        prompt_options=_prompt_options(shared, fields, messages, tools),
+        plan=plan,
         returns_prompt=has_running_usage or bool(shared.return_token_ids),
         streams=bool(shared.stream),
         ignored_fields=ignored,
+    )
+
+
+def _max_tokens(shared: SharedFields, fields: ChatFields, model: ServedModel) -> int | None:
+    """Of whichever field counts. Raises InvalidRequest."""
+    if fields.max_completion_tokens is None:
+        param, max_tokens = "max_tokens", shared.max_tokens
+    else:
+        param, max_tokens = "max_completion_tokens", fields.max_completion_tokens
+    check_no_zero(max_tokens, param)
+    check_length(max_tokens, param, None, model.max_model_len)
+    return max_tokens
+
+
+def _prompt_options(
+    shared: SharedFields, fields: ChatFields, messages: tuple[ChatMessage, ...], tools: ToolRequest | None
+) -> PromptOptions:
+    """Raises InvalidRequest."""
+    return PromptOptions(
+        add_special_tokens=shared.add_special_tokens,
+        truncate_prompt_tokens=shared.truncate_prompt_tokens,
+        add_generation_prompt=opens_answer(fields.add_generation_prompt, fields.continue_final_message, messages),
+        continue_final_message=bool(fields.continue_final_message),
+        template_kwargs=template_kwargs(fields.chat_template_kwargs, fields.documents, fields.reasoning_effort),
+        tools=b"" if tools is None else tools.for_template,
     )

@@ -6,6 +6,7 @@ import msgspec
 
 from ..errors import InvalidRequest, NotSupportedYet
 from ..mailbox.messages.requests import PromptOptions, TextPrompt, TokenPrompt
+from .answer_plan import NO_PLAN, AnswerPlan
 from .format_fields import FORMAT_DECODER, FORMAT_NAMES, asked_format
 from .generation_request import AnswerOptions, GenerationRequest, stream_usage
 from .prompt_fields import prompts_of
@@ -99,8 +100,7 @@ def parse_completion_request(body: RequestBody, model: ServedModel) -> Generatio
         prompt_options=PromptOptions(
             add_special_tokens=shared.add_special_tokens, truncate_prompt_tokens=shared.truncate_prompt_tokens
         ),
-        output_format=None if asked is None or is_prompt_only else asked.format,
-        format_param=None if asked is None else asked.param,
+        plan=NO_PLAN if asked is None or is_prompt_only else AnswerPlan(asked.format, asked.param),
         returns_prompt=echoes or has_running_usage or bool(shared.return_token_ids),
         is_prompt_only=is_prompt_only,
         streams=bool(shared.stream),

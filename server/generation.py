@@ -153,7 +153,7 @@ class GenerationHandlers:
             return await self._answer_whole(http_request, body, headers, timing)
         except RequestError as error:
             if error.status == InvalidRequest.status and error.param is None:
-                error.param = request.format_param  # the one thing that is found wrong without being named
+                error.param = request.plan.format_param  # the one thing that is found wrong without being named
             if error.status >= 500 and error.status != 503:
                 timing.end("error")
             else:

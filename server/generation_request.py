@@ -6,10 +6,10 @@ from typing import Literal
 
 import msgspec
 
-from ..mailbox.messages.grammar import OutputFormat
-from ..mailbox.messages.requests import AS_IT_IS, Prompt, PromptOptions, ReasoningMarks
+from ..mailbox.messages.requests import AS_IT_IS, Prompt, PromptOptions
 from ..mailbox.messages.sampling import SamplingParams
 from .answer_parser import Parsing
+from .answer_plan import NO_PLAN, AnswerPlan
 from .request_fields import SharedFields
 
 
@@ -51,11 +51,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     """As the body has it: whether that counts is decided by the key."""
     deadline_ms: float | None = None
     prompt_options: PromptOptions = AS_IT_IS
-    output_format: OutputFormat | None = None
-    format_param: str | None = None
-    """The field that the format came from."""
-    reasoning: ReasoningMarks | None = None
-    kept_markers: tuple[str, ...] = ()
+    plan: AnswerPlan = NO_PLAN
     returns_prompt: bool = False
     """The answer needs what the prompt became."""
     is_prompt_only: bool = False

@@ -40,9 +40,9 @@ def submit(
                     tenant=tenant,
                     deadline_ms=request.deadline_ms,
                     session_idle_s=session_idle_s if request.is_session else None,
-                    output_format=request.output_format,
-                    reasoning=request.reasoning,
-                    kept_markers=request.kept_markers,
+                    output_format=request.plan.output_format,
+                    reasoning=request.plan.reasoning,
+                    kept_markers=request.plan.kept_markers,
                 )
             )
     except BaseException:

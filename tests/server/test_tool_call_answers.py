@@ -255,3 +255,16 @@ async def test_calls_that_are_numbered_go_on_from_those_before(serve, http, fron
     async with http.post(await serve() + "/v1/chat/completions", json=body) as response:
         (choice,) = (await response.json())["choices"]
     assert [call["id"] for call in choice["message"]["tool_calls"]] == ["functions.get_time:1"]
+
+
+async def test_the_older_form_in_the_history(serve, http, frontend) -> None:
+    history = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "function_call": {"name": "get_time", "arguments": "{}"}},
+        {"role": "function", "name": "get_time", "content": "12:00"},
+    ]
+    async with http.post(await serve() + "/v1/chat/completions", json={"messages": history}) as response:
+        assert response.status == 200 and "x-ignored-fields" not in response.headers
+    _, call, result = frontend.streams[0].prompt.messages
+    assert [(made.name, made.arguments) for made in call.tool_calls] == [("get_time", "{}")]
+    assert (result.role, result.name, result.content) == ("function", "get_time", "12:00")
