@@ -25,10 +25,8 @@ class Tool(msgspec.Struct, frozen=True):
 def parameter_types(tool: Tool) -> dict[str, frozenset[str]]:
     """The JSON types that each parameter may have; all of them where the schema says nothing that is understood."""
     try:
-        schema = msgspec.json.decode(tool.parameters)
+        schema = msgspec.json.decode(tool.parameters, type=dict[str, object])
     except (msgspec.DecodeError, RecursionError):
-        return {}
-    if not isinstance(schema, dict):
         return {}
     properties = schema.get("properties")
     if not isinstance(properties, dict):
