@@ -4,6 +4,7 @@ CallboardError
 ├── RequestError          answers one request (HTTP status and OpenAI error body); the actor lives on
 │   ├── InvalidRequest    400: the request is wrong; the sentence names the field and the limit
 │   ├── NotSupportedYet   400: a feature that this version does not have
+│   ├── GrammarRefused    400: the form that the answer is to have is wrong, impossible, unsupported or too much work
 │   ├── Unauthorized      401, 403: no API key, or none that is let in
 │   ├── UnknownModel      404
 │   ├── Overloaded        429 with Retry-After: no room, told at once
@@ -81,6 +82,14 @@ class NotSupportedYet(InvalidRequest):
 
     def __init__(self, feature: str, *, param: str | None = None) -> None:
         super().__init__(f"{feature} is not supported yet", param=param, code="not_supported_yet")
+
+
+class GrammarRefused(InvalidRequest):
+    """400: no answer can be held to the form that the request wants: what describes it (a JSON schema, an expression, a
+    grammar) is malformed, allows nothing, needs what the grammar backend cannot express, or takes too much work."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param, code="invalid_grammar")
 
 
 class Unauthorized(RequestError):
