@@ -14,8 +14,9 @@ import msgspec
 
 from ..errors import GrammarRefused
 from ..mailbox.messages.grammar import Constraint
-from .backend import Int32s
+from .backend import CompiledGrammar, Int32s
 from .llguidance_grammars import lark_grammar
+from .reasoning_gate import Gates
 from .vocabulary import Vocabulary
 
 _MAX_SENTENCE_CHARS = 400
@@ -42,6 +43,7 @@ class LLGuidanceBackend:
     def __init__(self, vocabulary: Vocabulary, limits: WorkLimits | None = None) -> None:
         limits = limits or WorkLimits()
         self._vocabulary = vocabulary
+        self._gates = Gates(vocabulary)
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Tokens(vocabulary)), eos_token=vocabulary.eos_token_ids
         )
@@ -55,10 +57,10 @@ class LLGuidanceBackend:
             verbose_errors=False,
         )
 
-    def compile(self, constraint: Constraint) -> LLGuidanceGrammar:
+    def compile(self, constraint: Constraint) -> CompiledGrammar:
         """See `GrammarBackend.compile`."""
-        grammar = lark_grammar(constraint.format)
-        return self.compile_lark(grammar)
+        grammar = self.compile_lark(lark_grammar(constraint.format, self._vocabulary))
+        return self._gates.gated(grammar, constraint.reasoning)
 
     def compile_lark(self, grammar: str) -> LLGuidanceGrammar:
         """Raises GrammarRefused."""

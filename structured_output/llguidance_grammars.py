@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from ..errors import GrammarRefused
 from ..mailbox.messages.grammar import (
     ChoiceFormat,
+    GrammarFormat,
     JsonFormat,
     OutputFormat,
     RegexFormat,
+    TagsFormat,
 )
+from .client_grammars import lark_of_client
 from .json_text import json_rule
 from .lark_text import HEADER, either, literal
 from .regex_dialect import rust_regex
 from .schema_check import checked_schema
+from .tags_grammar import tags_grammar
+from .vocabulary import Vocabulary
 
 
-def lark_grammar(form: OutputFormat) -> str:
+def lark_grammar(form: OutputFormat, vocabulary: Vocabulary) -> str:
     """A grammar with the rule `start`. Raises GrammarRefused."""
     match form:
         case JsonFormat(schema):
@@ -24,7 +31,12 @@ def lark_grammar(form: OutputFormat) -> str:
             return f"{HEADER}start: /{rust_regex(pattern)}/"
         case ChoiceFormat(choices):
             return HEADER + _choice(choices)
-    raise GrammarRefused(f"{type(form).__name__} is not supported")
+        case GrammarFormat(grammar):
+            return lark_of_client(grammar)
+        case TagsFormat():
+            return HEADER + tags_grammar(form, vocabulary)
+        case _:
+            assert_never(form)
 
 
 def _choice(choices: tuple[str, ...]) -> str:
