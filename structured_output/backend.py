@@ -32,7 +32,7 @@ class Matcher(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text may end here and nothing else may follow."""
+        """Whether the text may end here and nothing else may follow; sure only once the mask has been filled."""
         ...
 
     def accept(self, token_ids: Sequence[int]) -> int:

@@ -2,7 +2,8 @@
 
 White space between the parts of a value is allowed, but bounded: a model that loves line feeds would write them until
 `max_tokens`. A place takes `MAX_SPACES` characters of it, enough for a line feed and ten levels of indentation.
-There is none before and none behind the whole value. `\\/` is written as `/`.
+There is none before and none behind the whole value. A character is written as itself, or as `\\u0061` where that is
+safe; never raw is DEL, and `\\/` is not allowed.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ import msgspec
 
 MAX_SPACES = 41
 
-_OPTIONS = {
-    "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MAX_SPACES}}}",
-    "json_allow_general_unicode_escapes": True,
-}
+_SPACES = rf"[\x20\x0A\x0D\x09]{{1,{MAX_SPACES}}}"
+
+_ESCAPES_BUT_CODES = 'nrbtf"\\'
 
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 
@@ -25,5 +25,23 @@ def json_rule(schema: JsonValue) -> str:
         schema = {"enum": []}
     if not isinstance(schema, dict):
         schema = {}
-    encoded = msgspec.json.encode({**schema, "x-guidance": _OPTIONS}).decode()
-    return f"%json {encoded}"
+    escapes: dict[str, JsonValue] = {"json_allow_general_unicode_escapes": True}
+    if _has_named_and_other_keys(schema):
+        escapes = {"json_allowed_escapes": _ESCAPES_BUT_CODES}
+    options: dict[str, JsonValue] = {"whitespace_pattern": _SPACES, **escapes}
+    return f"%json {msgspec.json.encode({**schema, 'x-guidance': options}).decode()}"
+
+
+def _has_named_and_other_keys(schema: JsonValue) -> bool:
+    """Whether an object may have keys beside those that are named. Then no character may be written as `\\u0061`:
+    llguidance would take a named key in such a spelling for another one, with any value."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            names_keys = any(part.get(keyword) for keyword in ("properties", "patternProperties", "required"))
+            if names_keys and part.get("additionalProperties", True) is not False:
+                return True
+        if isinstance(part, dict | list):
+            waiting += part.values() if isinstance(part, dict) else part
+    return False

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import llguidance
 import msgspec
+import numpy as np
 
 from ..errors import GrammarRefused
 from ..mailbox.messages.grammar import Constraint
@@ -44,6 +45,7 @@ class LLGuidanceBackend:
         limits = limits or WorkLimits()
         self._vocabulary = vocabulary
         self._gates = Gates(vocabulary)
+        self._only_ends = vocabulary.mask(vocabulary.eos_token_ids)
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Tokens(vocabulary)), eos_token=vocabulary.eos_token_ids
         )
@@ -68,7 +70,7 @@ class LLGuidanceBackend:
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise GrammarRefused(_sentence(matcher.get_error()))
-        return LLGuidanceGrammar(matcher, self._vocabulary)
+        return LLGuidanceGrammar(matcher, self._vocabulary, self._only_ends)
 
 
 class _Tokens:
@@ -85,23 +87,27 @@ class _Tokens:
 
 
 class LLGuidanceGrammar:
-    def __init__(self, fresh: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, fresh: llguidance.LLMatcher, vocabulary: Vocabulary, only_ends: Int32s) -> None:
         self._fresh = fresh
         self._vocabulary = vocabulary
+        self._only_ends = only_ends
 
     def matcher(self) -> LLGuidanceMatcher:
-        return LLGuidanceMatcher(self._fresh.deep_copy(), self._vocabulary)
+        return LLGuidanceMatcher(self._fresh.deep_copy(), self._vocabulary, self._only_ends)
 
 
 class LLGuidanceMatcher:
     """See `Matcher`. The ends of an answer stay here: llguidance gets the text's tokens only."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: Vocabulary, only_ends: Int32s) -> None:
         self._matcher = matcher
+        self._only_ends = only_ends
         self._vocabulary = vocabulary
         self._eos_token_ids = frozenset(vocabulary.eos_token_ids)
         self._num_text_tokens = 0
         self._num_ends = 0
+        self._complete_at: int | None = None
+        """The version whose mask was found to allow nothing but ends; llguidance notices most of them by itself."""
 
     @property
     def num_accepted(self) -> int:
@@ -113,7 +119,9 @@ class LLGuidanceMatcher:
 
     @property
     def is_complete(self) -> bool:
-        return self._num_ends > 0 or (self._matcher.is_stopped() and self._matcher.is_accepting())
+        if self._num_ends > 0 or self._complete_at == self._num_text_tokens:
+            return True
+        return self._matcher.is_stopped() and self._matcher.is_accepting()
 
     def accept(self, token_ids: Sequence[int]) -> int:
         num_text = self._num_before_end(token_ids)
@@ -133,6 +141,7 @@ class LLGuidanceMatcher:
         num_taken_back = max(self._num_text_tokens - version, 0)
         self._num_ends = max(version - self._num_text_tokens, 0)
         if num_taken_back:
+            self._complete_at = None
             self._matcher.rollback(num_taken_back)
             self._num_text_tokens = version
             self._check()
@@ -140,16 +149,20 @@ class LLGuidanceMatcher:
     def fill(self, mask: Int32s) -> None:
         assert mask.shape == (self._vocabulary.num_mask_words,) and mask.flags.c_contiguous
         if self._num_ends:
-            self._fill_ends(mask)
+            mask[:] = self._only_ends
             return
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._check()
+        if np.array_equal(mask, self._only_ends):
+            self._complete_at = self._num_text_tokens
 
     def num_valid(self, token_ids: Sequence[int]) -> int:
         if self._num_ends:
             return self._num_leading_ends(token_ids)
         num_text = self._num_before_end(token_ids)
         num_ends = self._num_leading_ends(token_ids[num_text:])
+        if num_text == 0:
+            return num_ends if self.may_end else 0
         # With the first of the ends, as llguidance knows whether there may be one.
         num_valid = self._matcher.validate_tokens(list(token_ids[: num_text + min(num_ends, 1)]))
         self._check()
@@ -168,12 +181,6 @@ class LLGuidanceMatcher:
             if token_id not in self._eos_token_ids:
                 return index
         return len(token_ids)
-
-    def _fill_ends(self, mask: Int32s) -> None:
-        mask[:] = 0
-        words = mask.view("uint32")
-        for token_id in self._vocabulary.eos_token_ids:
-            words[token_id // 32] |= 1 << token_id % 32
 
     def _check(self) -> None:
         if self._matcher.is_error():

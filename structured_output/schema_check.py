@@ -14,6 +14,8 @@ What remains means the same to the grammar backend as to a validator:
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from ..errors import GrammarRefused
@@ -35,6 +37,7 @@ _REFUSED = (
     "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties",
     "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
+_CLASS_RUN = re.compile(r"(\[(?:[^\[\]\\]|\\.)*\])\{([1-9]\d*),\d*\}")
 _CONDITION = ("if", "then", "else")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _ORDERED = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
@@ -194,6 +197,9 @@ def _rewrite_patterns(place: str, schema: dict[str, JsonValue]) -> None:
 
 def _rewritten(what: str, pattern: str) -> str:
     try:
-        return rust_regex(pattern)
+        rewritten = rust_regex(pattern)
     except GrammarRefused as refused:
         raise GrammarRefused(f"{what}: {refused.message}") from refused
+    # A text that holds one to 255 of these holds one, which is far less work.
+    found = _CLASS_RUN.fullmatch(rewritten)
+    return rewritten if found is None else f"{found[1]}{{{found[2]}}}"

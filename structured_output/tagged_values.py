@@ -174,10 +174,20 @@ def _search(pattern: str, name: str) -> str:
     """A text in which a rewritten expression is found."""
     begins, ends = pattern.startswith("^"), bool(re.search(r"(?<!\\)(?:\\\\)*\$$", pattern))
     body = pattern[begins : len(pattern) - ends]
-    without_classes = re.sub(r"\\.|\[(?:[^\]\\]|\\.)*\]", "", body)
-    if re.search(r"[\^$]", without_classes) or ((begins or ends) and "|" in without_classes):
+    bare = re.sub(r"\\.|\[(?:[^\]\\]|\\.)*\]", "", body)  # without escapes and classes
+    if re.search(r"[\^$]", bare) or ((begins or ends) and _has_outer_choice(bare)):
         raise GrammarRefused(f"the property {name[:100]!r}: a pattern with such anchors is not supported in tags")
     return f"({'' if begins else ANYTHING} /(?:{body})/ {'' if ends else ANYTHING})"
+
+
+def _has_outer_choice(bare: str) -> bool:
+    """Whether there are alternatives outside of all brackets."""
+    depth = 0
+    for character in bare:
+        depth += (character == "(") - (character == ")")
+        if character == "|" and depth == 0:
+            return True
+    return False
 
 
 def _is_string(schema: Schema) -> bool:

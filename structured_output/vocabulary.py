@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
 from ..errors import ConfigError
+from .backend import Int32s
 
 
 class TokenTable(Protocol):
@@ -39,6 +42,13 @@ class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
     def num_mask_words(self) -> int:
         """int32 words of a mask."""
         return -(-len(self.tokens) // 32)
+
+    def mask(self, token_ids: Iterable[int]) -> Int32s:
+        """int32 [num_mask_words] with the bits of these tokens."""
+        words = np.zeros(self.num_mask_words, np.uint32)
+        for token_id in token_ids:
+            words[token_id // 32] |= 1 << token_id % 32
+        return words.view(np.int32)
 
     def special_texts(self) -> dict[str, int]:
         """Special tokens by their text, the ends of answers left out."""

@@ -136,7 +136,15 @@ class StructuredOutputSection(Struct, frozen=True, forbid_unknown_fields=True):
     """[structured_output]"""
 
     backend: Literal["llguidance", "xgrammar"] = "llguidance"
-    """Grammar backend. static"""
+    """Grammar backend; xgrammar takes fewer keywords, and has to be installed. static"""
+    num_compile_processes: Annotated[int, Meta(ge=1, le=64)] = 2
+    """Grammars that are compiled at once, each in a process; slow ones leave their place to others. static"""
+    compile_timeout_s: Annotated[float, Meta(gt=0.0)] = 5.0
+    """A grammar that takes more processor time to compile and try is refused [seconds]. static"""
+    compile_memory_bytes: Annotated[int, Meta(ge=1 << 26)] = 1 << 30
+    """A grammar that takes more memory to compile and try is refused [bytes]. static"""
+    max_schema_bytes: Annotated[int, Meta(ge=1 << 10)] = 1 << 18
+    """Longest JSON schema, expression, choice or grammar of a request [bytes]. static"""
 
 
 class SpeculativeSection(Struct, frozen=True, forbid_unknown_fields=True):
