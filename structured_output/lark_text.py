@@ -42,13 +42,8 @@ class Markup:
         self._splits = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
     def pieces(self, text: str) -> list[str | int]:
-        """Texts, none empty, and ids of special tokens. What ends an answer anyway is left out at the end.
-
-        Raises GrammarRefused for one elsewhere.
-        """
+        """Texts, none empty, and ids of special tokens. Raises GrammarRefused for what ends an answer."""
         parts = [part for part in self._splits.split(text) if part]
-        if parts and parts[-1] in self._ends:
-            del parts[-1]
         for part in parts:
             if part in self._ends:
                 raise GrammarRefused(f"{part!r} ends an answer of this model, so it can be no part of one")
@@ -57,6 +52,12 @@ class Markup:
     def sequence(self, text: str) -> str:
         """`text` as pieces of a rule; empty for an empty text."""
         return joined(self.pieces(text))
+
+    def last_sequence(self, text: str) -> str:
+        """`text` as pieces of a rule, without what ends the answer anyway if it ends with that."""
+        for end in self._ends:
+            text = text.removesuffix(end)
+        return self.sequence(text)
 
 
 def joined(pieces: Iterable[str | int]) -> str:

@@ -56,7 +56,8 @@ class EndMarker:
 
 
 class BeginMarker:
-    """The beginning of an answer, behind which a text is free up to its end marker.
+    """The beginning of an answer, behind which a text is free up to its end marker. Where it holds the text of a
+    special token, that token alone stands for it.
 
     The state is the number of the marker's bytes that are there.
     """
@@ -66,16 +67,22 @@ class BeginMarker:
         self._end = end
         self._index = index
         self._masks: dict[int, Int32s] = {}
+        self._is_special = [False] * len(self._data)
+        for token_id in index.special:
+            size, at = len(index.token_bytes(token_id)), self._data.find(index.token_bytes(token_id))
+            if at >= 0:
+                self._is_special[at : at + size] = [True] * size
 
     def after(self, state: int, token_id: int) -> tuple[int | None, int | None]:
         """The state behind the token, or the one of the end marker once the beginning is whole; None, None if the
         answer does not go on with this beginning."""
         data, rest = self._index.token_bytes(token_id), self._data[state:]
-        if not data:
+        is_special = token_id in self._index.special
+        if not data or any(part != is_special for part in self._is_special[state : state + len(data)]):
             return None, None
         if rest.startswith(data) and len(data) < len(rest):
             return state + len(data), None
-        if not data.startswith(rest) or (token_id in self._index.special and len(data) > len(rest)):
+        if not data.startswith(rest) or (is_special and len(data) > len(rest)):
             return None, None
         return None, self._end.after_bytes(0, data[len(rest) :])
 

@@ -46,7 +46,7 @@ class _TagsGrammar:
         else:
             body, rules = tagged_body(schema, tag.style, f"v{number}")
             self._rules += rules
-        self._rules.append(f"body_{number}: {body} {self._markup.sequence(tag.end)}")
+        self._rules.append(f"body_{number}: {body} {self._markup.last_sequence(tag.end)}")
         return f"body_{number}"
 
     def _run(self, bodies: list[str]) -> str:
@@ -61,12 +61,12 @@ class _TagsGrammar:
 
     def _forced(self, bodies: list[str]) -> str:
         sequence = self._markup.sequence
-        run = f"{sequence(self._form.prefix)} {self._run(bodies)} {sequence(self._form.suffix)}"
+        run = f"{sequence(self._form.prefix)} {self._run(bodies)} {self._markup.last_sequence(self._form.suffix)}"
         return run if self._form.at_least_one else f"({run})?"
 
     def _one_section(self, bodies: list[str]) -> str:
         """Free text, the prefix, the pieces, the suffix, free text."""
-        following = f"{self._run(bodies)} {self._markup.sequence(self._form.suffix)}"
+        following = f"{self._run(bodies)} {self._markup.last_sequence(self._form.suffix)}"
         section = either(
             f"{self._head(number, trigger)} {self._rest(self._form.prefix, trigger)} {following}"
             for number, trigger in enumerate(self._form.triggers)

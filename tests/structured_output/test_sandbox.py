@@ -1,0 +1,201 @@
+"""Constraints that are too much work, in real processes that real limits end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from callboard.actors import compile_pool
+from callboard.actors.compile_pool import CompilePool, sandbox_command
+from callboard.errors import EngineFailure, GrammarRefused
+from callboard.mailbox.messages.grammar import ChoiceFormat, Constraint, GrammarFormat, JsonFormat, RegexFormat
+from callboard.structured_output.sandbox_messages import Check, Setup, frame, read_frame
+
+
+def schema(value) -> Constraint:
+    return Constraint(JsonFormat(json.dumps(value)))
+
+
+CHEAP = schema({"type": "object", "properties": {"a": {"type": "integer"}}})
+PROCESSOR_BOMB = schema({"type": "integer", "multipleOf": 999_983})
+"""A machine with as many states."""
+MEMORY_BYTES = 1 << 30
+
+
+@pytest.fixture
+async def make_pool(byte_vocabulary):
+    """Makes pools that are closed at the end, whose processes must all be gone then."""
+    pools = []
+
+    def make(processor_s=30.0, num_processes=1, memory_bytes=MEMORY_BYTES, command=None):
+        setup = Setup("llguidance", byte_vocabulary, processor_s, memory_bytes)
+        pools.append(CompilePool(setup, num_processes, command))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pids = pids_of(pool)
+        await pool.close()
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+
+def pids_of(pool: CompilePool) -> list[int]:
+    return [sandbox._process.pid for sandbox in pool._sandboxes]
+
+
+async def test_what_compiles_passes_and_what_does_not_is_refused_with_its_sentence(make_pool):
+    pool = make_pool()
+    await pool.check(CHEAP)
+    (pid,) = pids_of(pool)
+    with pytest.raises(GrammarRefused, match="uniqueItems") as caught:
+        await pool.check(schema({"uniqueItems": True}))
+    assert caught.value.status == 400
+    await pool.check(CHEAP)
+    assert pids_of(pool) == [pid] and pool.statistics().num_killed == 0
+
+
+async def test_too_much_processor_time_ends_the_process_alone(make_pool):
+    pool = make_pool(processor_s=0.5)
+    pool.start()
+    await pool.check(CHEAP)
+    (pid,) = pids_of(pool)
+    with pytest.raises(GrammarRefused, match=r"more than 0\.5 s of processor time"):
+        await pool.check(PROCESSOR_BOMB)
+    await pool.check(CHEAP)
+    assert pid not in pids_of(pool) and pool.statistics().num_killed == 1
+
+
+async def test_too_much_memory_ends_the_process_alone(make_pool):
+    pool = make_pool(memory_bytes=1 << 20)
+    with pytest.raises(GrammarRefused, match="more than 1,048,576 bytes of memory"):
+        await pool.check(Constraint(ChoiceFormat(tuple(f"text number {i}" for i in range(20_000)))))
+    await make_pool().check(CHEAP)
+
+
+BOMBS = [
+    schema({"type": "array", "items": {"type": "integer"}, "minItems": 10**7}),
+    schema({"type": "array", "minItems": 5000, "items": {"type": "array", "minItems": 5000}}),
+    Constraint(RegexFormat("a{1,100000}")),
+    Constraint(RegexFormat("((a{1,100}){1,100}){1,100}")),
+    Constraint(RegexFormat("(((((a?){100}){100}){100}){100}b)")),
+    Constraint(RegexFormat("(((a*)*)*)*b")),
+    Constraint(RegexFormat("(a|b)*a(a|b){200}")),
+    Constraint(RegexFormat(r"(\p{L}{1,1000}|\p{N}){1,1000}")),
+    schema({"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {}}} for j in range(6)]} for i in range(8)]}),
+    schema(
+        {
+            "$defs": {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(30)} | {"d30": {}},
+            "$ref": "#/$defs/d0",
+        }
+    ),
+    schema({"type": "string", "maxLength": 10**9}),
+    schema({"type": "string", "minLength": 10**8}),
+    Constraint(GrammarFormat('start: a\na: a a | "x"')),
+    Constraint(GrammarFormat("start: " + "(" * 3000)),
+    Constraint(GrammarFormat("root ::= " + "(" * 3000)),
+    Constraint(RegexFormat("(" * 3000)),
+    Constraint(JsonFormat('{"items":' * 3000)),
+    Constraint(RegexFormat("a" * 100_000)),
+    PROCESSOR_BOMB,
+]
+
+
+async def test_bombs_are_refused_or_are_none(make_pool):
+    """Whatever it is, the pool answers and takes the next one."""
+    pool = make_pool(processor_s=1.0)
+    for constraint in BOMBS:
+        try:
+            await pool.check(constraint)
+        except GrammarRefused as refused:
+            assert 10 < len(refused.message) < 600
+        await pool.check(CHEAP)
+    assert pool.statistics().num_killed >= 1
+
+
+async def test_a_cheap_check_does_not_wait_for_an_expensive_one(make_pool, monkeypatch):
+    monkeypatch.setattr(compile_pool, "MOMENT_S", 0.01)
+    pool = make_pool(processor_s=20.0)
+    await pool.check(CHEAP)
+    bomb = asyncio.ensure_future(pool.check(PROCESSOR_BOMB))
+    while not (slow_ones := [sandbox for sandbox in pool._sandboxes if sandbox.has_low_priority]):
+        await asyncio.sleep(0)
+    await pool.check(CHEAP)
+    assert not bomb.done()
+    (slow,) = slow_ones
+    assert os.getpriority(os.PRIO_PROCESS, slow._process.pid) == 19
+    os.kill(slow._process.pid, signal.SIGKILL)
+    with pytest.raises(GrammarRefused, match="exit status -9"):
+        await bomb
+    await pool.check(CHEAP)
+
+
+async def test_who_gives_up_takes_the_process_along(make_pool):
+    pool = make_pool()
+    await pool.check(CHEAP)
+    pids = pids_of(pool)
+    bomb = asyncio.ensure_future(pool.check(PROCESSOR_BOMB))
+    while pool.statistics().num_checks < 2:
+        await asyncio.sleep(0)
+    bomb.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await bomb
+    await pool.check(CHEAP)
+    assert not set(pids) & set(pids_of(pool))
+
+
+async def test_a_process_that_cannot_start_is_said(make_pool):
+    for command in (["/nonexistent"], [sys.executable, "-c", ""]):
+        with pytest.raises(EngineFailure, match="no process starts"):
+            await make_pool(command=command).check(CHEAP)
+
+
+async def test_many_at_once(make_pool):
+    pool = make_pool(num_processes=2)
+    checks = [pool.check(CHEAP if i % 3 else schema({"not": {}})) for i in range(30)]
+    results = await asyncio.gather(*checks, return_exceptions=True)
+    assert [isinstance(result, GrammarRefused) for result in results] == [i % 3 == 0 for i in range(30)]
+    assert pool.statistics().num_processes <= 2
+
+
+def test_a_process_ends_with_its_owner(byte_vocabulary):
+    """The owner is killed; what is left of it is the pipe's end."""
+    source = (
+        "import subprocess, sys, time\n"
+        "from callboard.actors.compile_pool import sandbox_command\n"
+        "child = subprocess.Popen(sandbox_command(), stdin=0, stdout=1)\n"
+        "time.sleep(600)\n"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-P", "-c", source], stdin=pipe, stdout=pipe) as owner:
+        owner.stdin.write(frame(Setup("llguidance", byte_vocabulary, 600.0, 1 << 30)))
+        owner.stdin.write(frame(Check(PROCESSOR_BOMB)))
+        owner.stdin.flush()
+        assert read_frame(owner.stdout) is not None  # it is ready, and next it works on the bomb
+        owner.kill()
+        assert owner.stdout.read() == b""  # nobody holds the other end any more
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("structured_output.sandbox", ("torch", "tokenizers", "transformers", "xgrammar")),
+        ("actors.cast", ("llguidance", "callboard.structured_output.llguidance_backend", "xgrammar")),
+        ("cli.main", ("llguidance", "callboard.structured_output.backend")),
+    ],
+)
+def test_nobody_loads_what_it_does_not_need(module, unwanted):
+    code = f"import sys, callboard.{module}; print([name for name in {unwanted!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_command_names_modules_that_are_there():
+    assert sandbox_command()[2:5] == ["-m", "callboard.actors.parent_death", str(os.getpid())]
