@@ -91,7 +91,8 @@ ARGUMENTS = json.dumps(
     [
         ({"city": 'San "F"\n<b>', "days": "3"}, True), ({"city": "x", "days": "0"}, False), ({"city": "x"}, False),
         ({"city": "", "days": "3", "unit": "F", "when": "2024-02-29", "tags": '["a", "b"]'}, True),
-        ({"city": "x", "days": '"3"'}, False), ({"days": "3", "city": "x"}, False), ({"city": "x", "days": "3 "}, False),
+        ({"city": "x", "days": '"3"'}, False), ({"days": "3", "city": "x"}, False),
+        ({"city": "x", "days": "3 "}, False),
         ({"city": "x", "days": "3", "unit": "K"}, False), ({"city": "x", "days": "3", "when": "2023-02-29"}, False),
         ({"city": "x", "days": "3", "tags": "[1]"}, False), ({"city": "x", "days": "3", "other": "1"}, False),
         ({"city": "x", "days": "3", "note": "null", "n": "null"}, True),
