@@ -12,21 +12,32 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import StartFailed
 from ..mailbox import Inbox, LocalOutbox, Outbox, ZmqOutbox
-from ..mailbox.messages.admission import TokenizerToScheduler
 from ..mailbox.messages.control import Attach, Gone, Settled, Start
+from ..mailbox.messages.grammar import ToGrammar
 from ..mailbox.messages.requests import TokenizerToFrontend
 from ..scheduling.limits import SchedulerLimits
 from ..scheduling.statistics import SchedulerStatistics
-from ..shm_queue import START_PHASES, BoardLayout, BoardReader, BoardWriter, Phase, ProgressPage, close_board
-from ..topology import Topology, kind_of, max_plan_tokens
+from ..shm_queue import (
+    START_PHASES,
+    BoardLayout,
+    BoardReader,
+    BoardWriter,
+    MaskRegion,
+    Phase,
+    ProgressPage,
+    close_board,
+)
+from ..topology import Topology, kind_of, mask_layout, max_plan_tokens
 from .base import Actor, run_actor
 from .faults import Faults
 from .frontend_api import ActorStart, Health
+from .grammar_statistics import GrammarStatistics
 from .sender import Sender
 
 if TYPE_CHECKING:
     from ..scheduling.scheduler import Scheduler
     from .frontend import Frontend
+    from .grammar import GrammarActor
     from .scheduler import SchedulerActor
     from .scheduler_journal import SchedulerJournal
     from .tokenizer import TokenizerActor
@@ -63,17 +74,31 @@ class Cast:
         for actor in start.actors:
             line = self._page.line(start.all_actors.index(actor))
             line.pid, line.incarnation = os.getpid(), start.incarnation
+        self._masks = self._map_masks()
         self._scheduler: SchedulerActor | None = None
         self._tokenizers: list[TokenizerActor] = []
+        self._grammar: GrammarActor | None = None
         self._worker: WorkerActor | None = None
         self._worker_stop_fd = -1
         self._inboxes: dict[str, Inbox[Any]] = {}
         self._sender_of: dict[tuple[str, str], Sender[Any]] = {}
         """(sender, receiver) -> what the sending actor holds."""
+        links = {(link.sender, link.receiver) for link in start.links}
+        self._partners = links | {(receiver, sender) for sender, receiver in links}
+        """Pairs of actors in different processes with a mailbox between, both ways round."""
 
     def take_fd(self, name: str) -> int:
         """Hand out a descriptor of `Start`; the caller owns it from now on."""
         return self._fds.pop(name)
+
+    def _map_masks(self) -> MaskRegion | None:
+        """If a worker or the grammar actor is here, and there is one."""
+        if "masks" not in self._fds:
+            return None
+        fd = self.take_fd("masks")
+        masks = MaskRegion(mask_layout(self._start.topology, self._start.shape), fd)
+        os.close(fd)
+        return masks
 
     # Start
 
@@ -85,6 +110,8 @@ class Cast:
         }
         for name in local.get("scheduler", ()):
             self._make_scheduler(name)
+        for name in local.get("grammar", ()):
+            self._make_grammar(name)
         await asyncio.gather(
             self._make_tokenizers(local.get("tokenizer", [])),
             *(self._make_worker(name) for name in local.get("worker", ())),
@@ -103,7 +130,11 @@ class Cast:
 
                     self._inboxes[name] = Inbox(TokenizerInbound, _INBOX_MESSAGES, self._max_bytes)
                 case "scheduler":
-                    self._inboxes[name] = Inbox(TokenizerToScheduler, _INBOX_MESSAGES, self._max_bytes)
+                    from .scheduler import ToScheduler
+
+                    self._inboxes[name] = Inbox(ToScheduler, _INBOX_MESSAGES, self._max_bytes)
+                case "grammar":
+                    self._inboxes[name] = Inbox(ToGrammar, _INBOX_MESSAGES, self._max_bytes)
         for link in self._start.links:
             if link.receiver in self._inboxes:
                 fd = self.take_fd(f"link.{link.sender}.{link.receiver}")
@@ -154,9 +185,25 @@ class Cast:
         inbox = self._inboxes[name]
         faults = Faults(name)
         tokenizers = self._senders(name, "tokenizer", faults)
+        grammars = self._senders(name, "grammar", faults)
         scheduler = Scheduler(limits)
         journal = self._make_journal(limits, scheduler)
-        self._scheduler = SchedulerActor(name, inbox, tokenizers, scheduler, line, faults, journal)
+        self._scheduler = SchedulerActor(name, inbox, tokenizers, scheduler, line, faults, journal, grammars)
+
+    def _make_grammar(self, name: str) -> None:
+        from .grammar_start import make_grammar
+
+        assert self._masks is not None, "a process with a grammar actor gets the masks"
+        faults = Faults(name)
+        self._grammar = make_grammar(
+            name,
+            self._start,
+            self._inboxes[name],
+            self._senders(name, "scheduler", faults),
+            self._masks,
+            self._page.line(self._start.all_actors.index(name)),
+            faults,
+        )
 
     def _make_journal(self, limits: SchedulerLimits, scheduler: Scheduler) -> SchedulerJournal | None:
         """If the topology wants one. If it cannot be written only the first start fails: later ones have requests."""
@@ -193,6 +240,7 @@ class Cast:
                 tokenizer,
                 self._senders(name, "scheduler", faults),
                 self._senders(name, "frontend", faults),
+                self._senders(name, "grammar", faults),
                 line,
                 faults,
                 max_model_len=start.max_model_len,
@@ -212,7 +260,7 @@ class Cast:
         stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         worker = WorkerActor(
             name,
-            lambda: make_runner(start, section, line, self._note_measured),
+            lambda: make_runner(start, section, line, self._note_measured, self._masks),
             line,
             stop_fd,
             pipeline_depth=start.topology.scheduler.pipeline_depth,
@@ -250,6 +298,7 @@ class Cast:
             scheduler=next(a for a in start.all_actors if kind_of(a) == "scheduler"),
             read_health=self._read_health,
             read_statistics=self._statistics_reader(),
+            read_grammar_statistics=self._read_grammar_statistics,
             read_startup=self._read_startup,
             has_priorities=start.topology.scheduler.policy == "priority",
             kv_cache=start.topology.kv_cache,
@@ -267,6 +316,10 @@ class Cast:
         scheduler = next(i for i, a in enumerate(self._start.all_actors) if kind_of(a) == "scheduler")
         line = self._page.line(scheduler)
         return lambda: line.read_statistics(SchedulerStatistics)
+
+    def _read_grammar_statistics(self) -> GrammarStatistics | None:
+        grammars = [index for index, actor in enumerate(self._start.all_actors) if kind_of(actor) == "grammar"]
+        return self._page.line(grammars[0]).read_statistics(GrammarStatistics) if grammars else None
 
     def _read_health(self) -> Health:
         supervision = self._start.topology.supervision
@@ -336,7 +389,7 @@ class Cast:
                 self._sender_of[link.sender, link.receiver].replace(outbox)
         for actor in self._actors():
             for dead in message.actors:
-                if (actor.name, dead) in self._sender_of:
+                if (actor.name, dead) in self._partners:
                     actor.gone(dead)
         if self._scheduler is not None and any(kind_of(dead) == "worker" for dead in message.actors):
             self._scheduler.worker_gone()
@@ -366,7 +419,8 @@ class Cast:
 
     def _actors(self) -> Sequence[Actor[Any]]:
         """Those with a mailbox."""
-        return [*self.frontends, *self._tokenizers, *((self._scheduler,) if self._scheduler else ())]
+        others = [actor for actor in (self._scheduler, self._grammar) if actor is not None]
+        return [*self.frontends, *self._tokenizers, *others]
 
 
 def _max_live_requests(topology: Topology) -> int:

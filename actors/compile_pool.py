@@ -99,6 +99,14 @@ class CompilePool:
         for sandbox in list(self._sandboxes):
             await self._end(sandbox)
 
+    def kill(self) -> None:
+        """As `close`, but nobody waits for them: this process ends."""
+        self._is_closed = True
+        for task in self._starting:
+            task.cancel()
+        for sandbox in self._sandboxes:
+            sandbox.kill()
+
     async def _take(self) -> _Sandbox:
         """A process that is ready and does nothing."""
         if self._idle.empty() and len(self._starting) <= self._num_waiting:
@@ -209,10 +217,15 @@ class _Sandbox:
 
     async def end(self) -> int:
         """Kill what still runs; its exit status. Twice is once."""
-        # Not by the process object, which would wait for the process itself and take the status away from the loop.
+        self.kill()
         if self._pidfd is not None:
             pidfd, self._pidfd = self._pidfd, None
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             os.close(pidfd)
         return await self._process.wait()
+
+    def kill(self) -> None:
+        """Nobody waits for it. Not by the process object, which would wait for the process itself and take the status
+        away from the loop."""
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..mailbox.messages.control import Gone, Settled, Start, SupervisorToChild
-from ..shm_queue import Phase, ProgressLine, ProgressPage, create_progress_page
-from ..topology import expand_actors, kind_of
+from ..shm_queue import Phase, ProgressLine, ProgressPage, create_mask_region, create_progress_page
+from ..topology import expand_actors, kind_of, mask_layout
 from ..topology.device import has_gpu
 from .children import Child, spawn
 from .description import describe_engine
@@ -46,6 +46,7 @@ class Crew:
         self._page_fd = create_progress_page(len(self.all_actors))
         self._page = ProgressPage(self._page_fd, len(self.all_actors))
         self._description_fd: int | None = None
+        self._mask_fd: int | None = None
         self._scheduler_process = self.process_of("scheduler")
         self._worker_process = self.process_of("worker")
 
@@ -75,6 +76,8 @@ class Crew:
         url = self._wiring.bind()
         self._description_fd = describe_engine(self._page_fd, url, self._launch)
         self._boards.renew()
+        if any(kind_of(actor) == "grammar" for actor in self.all_actors):
+            self._mask_fd = create_mask_region(mask_layout(self._launch.topology, self._launch.shape))
         return url
 
     def spawn(self, name: str) -> Child:
@@ -87,6 +90,8 @@ class Crew:
         has_worker = self.holds(name, "worker")
         if has_worker:
             fds.update(self._boards.fds)
+        if self._mask_fd is not None and (has_worker or self.holds(name, "grammar")):
+            fds["masks"] = self._mask_fd
         self._incarnations[name] += 1
         child = spawn(name, self._incarnations[name], self._command)
         self.children[name] = child
@@ -214,5 +219,6 @@ class Crew:
         self._boards.close()
         self._wiring.close()
         os.close(self._page_fd)
-        if self._description_fd is not None:
-            os.close(self._description_fd)
+        for fd in (self._description_fd, self._mask_fd):
+            if fd is not None:
+                os.close(fd)

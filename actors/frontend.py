@@ -43,6 +43,7 @@ from ..shm_queue import mark_of
 from ..topology.schema import KVCacheSection, ServerSection
 from .faults import Faults
 from .frontend_api import ActorStart, Health
+from .grammar_statistics import GrammarStatistics
 from .questions import Questions
 from .refusals import error_of
 from .room import check_choices, check_frontend, check_queue, check_sessions
@@ -56,7 +57,7 @@ MAX_SUSPICIONS = 3
 
 
 class Frontend:
-    """Implements `FrontendAPI`. `read_health`, `read_statistics` and `read_startup` read the progress page."""
+    """Implements `FrontendAPI`. What is called `read_` reads the progress page."""
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class Frontend:
         scheduler: str,
         read_health: Callable[[], Health],
         read_statistics: Callable[[], SchedulerStatistics],
+        read_grammar_statistics: Callable[[], GrammarStatistics | None],
         read_startup: Callable[[], list[ActorStart]],
         has_priorities: bool = False,
         kv_cache: KVCacheSection = KVCacheSection(),  # noqa: B008  (frozen)
@@ -98,6 +100,7 @@ class Frontend:
         self._scheduler = scheduler
         self._read_health = read_health
         self._read_statistics = read_statistics
+        self._read_grammar_statistics = read_grammar_statistics
         self._read_startup = read_startup
         self._live: dict[str, Stream] = {}
         self._refusing: RequestError | None = None
@@ -232,6 +235,9 @@ class Frontend:
 
     def scheduler_statistics(self) -> SchedulerStatistics:
         return self._read_statistics()
+
+    def grammar_statistics(self) -> GrammarStatistics | None:
+        return self._read_grammar_statistics()
 
     def num_live_requests(self) -> int:
         return len(self._live)

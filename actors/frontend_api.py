@@ -24,6 +24,7 @@ from ..mailbox.messages.requests import (
 from ..mailbox.messages.sampling import SamplingParams
 from ..scheduling.statistics import SchedulerStatistics
 from ..topology.schema import KVCacheSection
+from .grammar_statistics import GrammarStatistics
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
@@ -158,5 +159,9 @@ class FrontendAPI(Protocol):
         ...
 
     def scheduler_statistics(self) -> SchedulerStatistics: ...
+
+    def grammar_statistics(self) -> GrammarStatistics | None:
+        """None: there is no grammar actor."""
+        ...
 
     def num_live_requests(self) -> int: ...

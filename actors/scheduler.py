@@ -12,9 +12,10 @@ import msgspec
 from ..errors import StaleEpoch, WouldBlock
 from ..mailbox import Inbox
 from ..mailbox.messages.admission import SchedulerToTokenizer, TokenizerToScheduler
+from ..mailbox.messages.grammar import Advance, GrammarToScheduler
 from ..mailbox.messages.requests import Explain, Explanation
 from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
-from ..scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
+from ..scheduling.events import Event, GrammarGone, TokenizerGone, WorkerAttached, WorkerGone
 from ..scheduling.leak_ledger import MAX_LOGGED
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.statistics import SchedulerStatistics
@@ -32,19 +33,24 @@ _MAX_EXPLAINED = 8
 """Questions answered at once: one may cost as much as a step, and clients ask as often as they like."""
 
 
+ToScheduler = TokenizerToScheduler | GrammarToScheduler
+
+
 class SchedulerActor:
     """Events in, plans out: results wake it through the result board's doorbell, everything else through the inbox."""
 
     def __init__(
         self,
         name: str,
-        inbox: Inbox[TokenizerToScheduler],
+        inbox: Inbox[ToScheduler],
         tokenizers: Mapping[str, Sender[SchedulerToTokenizer]],
         scheduler: Scheduler,
         progress: ProgressLine,
         faults: Faults,
         journal: SchedulerJournal | None = None,
+        grammars: Mapping[str, Sender[Advance]] | None = None,
     ) -> None:
+        """`grammars`: the grammar actor, if there is one."""
         self.name = name
         self.inbox = inbox
         self.faults = faults
@@ -52,6 +58,7 @@ class SchedulerActor:
         self._scheduler = scheduler
         self._progress = progress
         self._journal = journal
+        self._grammars = grammars or {}
         self._events: list[Event] = []
         self._questions: list[Explain] = []
         """They change nothing, so they are no events; answered behind the events that came before."""
@@ -65,14 +72,16 @@ class SchedulerActor:
         self._num_steps_checked = 0
         self._deadline_ns: int | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
-        for sender in tokenizers.values():
-            sender.on_room = self._send_deltas
+        for tokenizer in tokenizers.values():
+            tokenizer.on_room = self._send_deltas
+        for grammar in self._grammars.values():
+            grammar.on_room = self._advance_grammars
         progress.set_statistics(scheduler.statistics())
         progress.mark(phase=Phase.WAITING)
 
     # Messages
 
-    def handle(self, message: TokenizerToScheduler) -> None:
+    def handle(self, message: ToScheduler) -> None:
         if isinstance(message, Explain):
             self._questions.append(message)
         else:
@@ -81,9 +90,10 @@ class SchedulerActor:
     def flush(self) -> None:
         self._advance()
 
-    def gone(self, tokenizer: str) -> None:
-        """A tokenizer died: its requests wait for a higher attempt, or for the end of their grace."""
-        self._events.append(TokenizerGone(tokenizer))
+    def gone(self, actor: str) -> None:
+        """A dead tokenizer's requests wait for a higher attempt, or for the end of their grace; those that draw under a
+        grammar wait for its actor's next life."""
+        self._events.append(GrammarGone() if actor in self._grammars else TokenizerGone(actor))
         self._advance()
 
     # Boards
@@ -146,6 +156,8 @@ class SchedulerActor:
             if journal is not None:
                 journal.planned(plan, encoded)
             plan = self._step(()) if scheduler.can_plan else None
+        if self._grammars:
+            self._advance_grammars()
         self._send_deltas()
         if self._questions:
             self._explain()
@@ -180,6 +192,13 @@ class SchedulerActor:
             self._advance()
         except Exception as error:  # as in `_on_results`
             self.faults.report(error)
+
+    def _advance_grammars(self) -> None:
+        """Before the deltas: the step that was just planned samples under the masks that follow."""
+        for sender in self._grammars.values():
+            news = None if sender.is_blocked else self._scheduler.advance_grammars()
+            if news is not None:
+                sender.post(news)
 
     def _send_deltas(self) -> None:
         """One message a tokenizer, or more if it would be too large. Where there is no room the tokens stay in the
@@ -251,6 +270,8 @@ class SchedulerActor:
         if self._journal is not None:
             self._journal.close()
         self.faults.cancel()
-        for sender in self._tokenizers.values():
-            sender.close()
+        for tokenizer in self._tokenizers.values():
+            tokenizer.close()
+        for grammar in self._grammars.values():
+            grammar.close()
         self.inbox.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .text_state import TextState
 
@@ -10,7 +10,9 @@ from .text_state import TextState
 class TextStates:
     """All states of a request are of one attempt: a resumed request replaces them together."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_gone: Callable[[str], None]) -> None:
+        """`on_gone` is called with the id of a request when its last choice has left."""
+        self._on_gone = on_gone
         self._by_request: dict[str, dict[int, TextState]] = {}
 
     def __len__(self) -> int:
@@ -31,6 +33,7 @@ class TextStates:
         del choices[state.choice]
         if not choices:
             del self._by_request[request_id]
+            self._on_gone(request_id)
 
     def take(self, request_id: str, attempt: int) -> Sequence[TextState]:
         """Take out all choices of a request, if they are of an attempt up to `attempt`."""
@@ -38,6 +41,7 @@ class TextStates:
         if not states or states[0].attempt > attempt:
             return []
         del self._by_request[request_id]
+        self._on_gone(request_id)
         return states
 
     def of_frontend(self, frontend: str) -> Sequence[TextState]:

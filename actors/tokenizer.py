@@ -21,6 +21,7 @@ from ..mailbox.messages.admission import (
     TokenDeltas,
     TokenizerToScheduler,
 )
+from ..mailbox.messages.grammar import Compile, Constraint, Release
 from ..mailbox.messages.requests import (
     Abort,
     Answer,
@@ -42,6 +43,7 @@ from ..text import Tokenizer
 from .answers import Answers, OwnQuestion
 from .deadlines import at_deadline, has_passed
 from .faults import Faults
+from .grammar_claims import GrammarClaims
 from .prompt_encoder import EncodedPrompt, PromptEncoder
 from .refusals import refused
 from .sender import Sender
@@ -70,6 +72,7 @@ class TokenizerActor:
         tokenizer: Tokenizer,
         schedulers: Mapping[str, Sender[TokenizerToScheduler]],
         frontends: Mapping[str, Sender[TokenizerToFrontend]],
+        grammars: Mapping[str, Sender[Compile | Release]],
         progress: ProgressLine,
         faults: Faults,
         *,
@@ -89,7 +92,8 @@ class TokenizerActor:
         self._max_model_len = max_model_len
         self._max_encodings = max_encodings
         self._eos_token_ids = eos_token_ids
-        self._states = TextStates()
+        self._grammars = GrammarClaims(name, grammars)
+        self._states = TextStates(self._grammars.release)
         self._encoding: dict[str, Resume] = {}
         """Requests whose prompt is being encoded; an abort takes one out, which cancels its admission."""
         self._num_encodings = 0
@@ -147,6 +151,9 @@ class TokenizerActor:
             self._refuse(resume, Overloaded(f"{limit}; try again later"))
         elif not all(generate.sampling.stop):
             self._refuse(resume, InvalidRequest("stop must not hold an empty string", param="stop"))
+        elif generate.output_format is not None and not self._grammars.has_grammars:
+            message = "answers cannot be held to a format: the engine's topology has no grammar actor"
+            self._refuse(resume, InvalidRequest(message, param="response_format"))
         else:
             self._num_encodings += 1
             self.faults.start(self._admit(resume))
@@ -167,6 +174,13 @@ class TokenizerActor:
         prompt, states = prepared
         del self._encoding[generate.request_id]
         turn = present_turn(resume)
+        grammar_key, sampling = "", prompt.sampling
+        if generate.output_format is not None:
+            # Behind the end of what a grammar allows nothing can come: it is the end.
+            sampling = msgspec.structs.replace(sampling, ignore_eos=False)
+            grammar_key = self._grammars.claim(
+                generate.request_id, Constraint(generate.output_format, prompt.reasoning_gate)
+            )
         for delivered, state in zip(turn.delivered, states, strict=True):
             self._states.add(state)
             self._schedulers[generate.scheduler].post(
@@ -176,7 +190,7 @@ class TokenizerActor:
                     attempt=generate.attempt,
                     tokenizer=self.name,
                     prompt_token_ids=prompt.token_ids,
-                    sampling=prompt.sampling,
+                    sampling=sampling,
                     eos_token_ids=self._eos_token_ids,
                     arrival_ns=generate.arrival_ns,
                     cache_salt=generate.cache_salt,
@@ -184,6 +198,7 @@ class TokenizerActor:
                     priority=generate.priority,
                     tenant=generate.tenant,
                     deadline_ns=generate.deadline_ns,
+                    grammar_key=grammar_key,
                     is_session=not turn.is_last,
                     first_output_index=turn.first_output_index,
                     is_paused=turn.is_paused,
@@ -338,6 +353,9 @@ class TokenizerActor:
     def gone(self, actor: str) -> None:
         """`actor` died. A frontend's requests end, for nobody waits for them any more; those of a scheduler stay until
         their frontends resume them."""
+        if self._grammars.is_of(actor):
+            self._grammars.claim_again()
+            return
         lost = {state.generate.request_id: state.attempt for state in self._states.of_frontend(actor)}
         for request_id, resume in self._encoding.items():
             if resume.generate.frontend == actor:
@@ -453,6 +471,7 @@ class TokenizerActor:
             scheduler.close()
         for frontend in self._frontends.values():
             frontend.close()
+        self._grammars.close()
         self.inbox.close()
 
 

@@ -39,6 +39,7 @@ from prometheus_client.registry import Collector
 
 from ..actors.frontend_api import FrontendAPI
 from .engine_metrics import engine_families, gauges
+from .grammar_metrics import grammar_families
 from .http_metrics import HttpMetrics
 from .request_metrics import RequestMetrics
 from .vllm_metrics import vllm_families
@@ -77,6 +78,9 @@ class ServerMetrics(Collector):
     def _shared_families(self) -> Iterable[Metric]:
         """Of the engine and of requests."""
         yield from engine_families(self._frontend.scheduler_statistics(), self._frontend.kv_cache)
+        grammar = self._frontend.grammar_statistics()
+        if grammar is not None:
+            yield from grammar_families(grammar)
         yield from self.requests.families()
 
 

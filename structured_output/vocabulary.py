@@ -60,12 +60,13 @@ class Vocabulary(msgspec.Struct, frozen=True, array_like=True):
         }
 
 
-def make_vocabulary(tokenizer: TokenTable, vocab_size: int) -> Vocabulary:
+def make_vocabulary(tokenizer: TokenTable, vocab_size: int, more_eos_token_ids: Iterable[int] = ()) -> Vocabulary:
     """For a model with `vocab_size` logits, which may be more or fewer than the tokenizer has tokens.
+    `more_eos_token_ids`: ends of answers that the model names beside those of its tokenizer.
 
     Raises ConfigError for a model without a token that ends an answer.
     """
-    eos_token_ids = sorted({token_id for token_id in tokenizer.eos_token_ids if 0 <= token_id < vocab_size})
+    eos_token_ids = sorted({i for i in (*tokenizer.eos_token_ids, *more_eos_token_ids) if 0 <= i < vocab_size})
     if not eos_token_ids:
         raise ConfigError(
             "the model names no token that ends an answer, so no answer could be held to a grammar",

@@ -1,7 +1,7 @@
 """The topology file: its schema, strict decoding, checks, and what follows from it by arithmetic."""
 
 from .arithmetic import Arithmetic, arithmetic_of
-from .boards import max_plan_blocks, max_plan_tokens, plan_boards
+from .boards import mask_layout, max_plan_blocks, max_plan_tokens, plan_boards
 from .check import check_topology, ensure_valid
 from .check_machine import check_machine
 from .decode import is_independent
@@ -43,6 +43,7 @@ __all__ = [
     "kind_of",
     "load_topology",
     "mailbox_links",
+    "mask_layout",
     "max_model_len_of",
     "max_plan_blocks",
     "max_plan_tokens",

@@ -21,7 +21,9 @@ positions.
 
 from __future__ import annotations
 
+from ..checkpoints.shape import ModelShape
 from ..shm_queue.layout import BoardLayout
+from ..shm_queue.mask_region import MaskLayout
 from .plan import blocks_for, split_kind
 from .schema import Topology
 
@@ -114,6 +116,11 @@ def plan_boards(topology: Topology, max_model_len: int, epoch: int) -> tuple[Boa
         BoardLayout("call", epoch, num_slots, _round_up(plan_bytes(topology, max_model_len)), num_ranks),
         BoardLayout("result", epoch, num_slots, _round_up(result_bytes(topology)), 1),
     )
+
+
+def mask_layout(topology: Topology, shape: ModelShape) -> MaskLayout:
+    """Slots for the masks of every row: a row has a mask for each step in flight, and one that is being made."""
+    return MaskLayout(topology.scheduler.max_num_seqs, topology.scheduler.pipeline_depth + 1, shape.vocab_size)
 
 
 def _round_up(num_bytes: int) -> int:

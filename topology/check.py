@@ -39,9 +39,10 @@ def check_topology(topology: Topology, shape: ModelShape | None = None) -> list[
     _check_slots(topology, shape, problems)
     _check_kv_cache(topology, shape, problems)
     check_server(topology, problems)
-    for name in ("structured_output", "speculative"):
-        if getattr(topology, name) is not None:
-            problems.append(Problem((name,), f"[{name}] is there", f"nothing, it is {NOT_YET}", "leave it out"))
+    if topology.speculative is not None:
+        problems.append(
+            Problem(("speculative",), "[speculative] is there", f"nothing, it is {NOT_YET}", "leave it out")
+        )
     if topology.journal is not None and topology.journal.path == "":
         problems.append(Problem(("journal", "path"), 'path = ""', "a path without the number", "write one"))
     check_processes(topology, shape, problems)

@@ -10,7 +10,7 @@ from .describe import nearest
 from .problem import NOT_YET, Problem, process_label
 from .schema import ACTOR_KINDS, NULL_DEVICE, ProcessSection, Topology
 
-KINDS_NOT_YET = ("grammar", "proposer")
+KINDS_NOT_YET = ("proposer",)
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 """Names of processes stand in socket paths, which are short, and in logs."""
 DEVICE = re.compile(r"cpu|null|cuda(:\d+)?")
@@ -70,7 +70,7 @@ def _check_actor(actor: str, path: tuple[str, str], problems: list[Problem]) -> 
         problems.append(Problem(field, got, allowed, "drop the actor or give a count"))
         return None
     if kind in KINDS_NOT_YET:
-        allowed = f"frontend, tokenizer, scheduler, worker; {kind} is {NOT_YET}"
+        allowed = f"frontend, tokenizer, scheduler, grammar, worker; {kind} is {NOT_YET}"
         problems.append(Problem(field, got, allowed, "leave it out"))
     return kind, int(count) if star else 1
 
@@ -133,6 +133,9 @@ def _check_totals(totals: dict[str, int], problems: list[Problem]) -> None:
             problems.append(Problem(path, f"no {kind}", allowed, f'add "{kind}" to the actors of a process'))
     if totals["scheduler"] > 1:
         problems.append(Problem(path, f"{totals['scheduler']} schedulers", "exactly one scheduler", "keep one"))
+    if totals["grammar"] > 1:
+        got = f"{totals['grammar']} grammar actors"
+        problems.append(Problem(path, got, "at most one, which compiles in processes of its own", "keep one"))
     if totals["worker"] > 1:
         got = f"{totals['worker']} workers"
         problems.append(Problem(path, got, f"one worker, more are {NOT_YET}", "keep one"))

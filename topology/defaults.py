@@ -11,7 +11,7 @@ from .decode import Table
 AUTO = "auto"
 _GPU_SCHEDULER = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
 """A step of 8,192 tokens of a prompt takes a GPU as long as a step of some tokens takes a CPU."""
-_CONTROL_PLANE = ("frontend", "tokenizer", "scheduler")
+_CONTROL_PLANE = ("frontend", "tokenizer", "scheduler", "grammar")
 """On a GPU each apart: a step is over in milliseconds, and the machine has cores to spare."""
 
 

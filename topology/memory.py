@@ -29,9 +29,15 @@ _PROCESS_BYTES = 22 * MIB
 """Python, uvloop, messages: a process with a scheduler and nothing else has 24 MiB."""
 _SUPERVISOR_BYTES = 42 * MIB
 """With the command line and checkpoints read."""
-_ACTOR_BYTES = {"frontend": 13 * MIB, "tokenizer": 21 * MIB, "scheduler": 2 * MIB, "worker": 151 * MIB}
+_ACTOR_BYTES = {
+    "frontend": 13 * MIB,
+    "tokenizer": 21 * MIB,
+    "scheduler": 2 * MIB,
+    "grammar": 1 * MIB,
+    "worker": 151 * MIB,
+}
 """Beside its process, at rest. Of a tokenizer: with the process that renders chat templates. Of a worker: torch, and
-what its libraries set up at the first steps."""
+what its libraries set up at the first steps. A grammar actor loads nothing before the first format."""
 _COMPILER_BYTES = 16 * MIB
 """Of a worker that computes with compiled code: numba and the code."""
 _VOCABULARY_ENTRY_BYTES = 500

@@ -55,18 +55,30 @@ class MailboxLink(msgspec.Struct, frozen=True):
     """Both are in one process: messages pass by reference."""
 
 
+_PAIRS = (
+    ("frontend", "tokenizer", True),
+    ("tokenizer", "scheduler", True),
+    ("scheduler", "grammar", True),
+    ("tokenizer", "grammar", False),
+)
+"""Kinds between whose actors there are mailboxes, and whether both ways."""
+
+
 def mailbox_links(topology: Topology) -> tuple[MailboxLink, ...]:
-    """Every ordered pair of actors with a mailbox between: frontends and tokenizers, tokenizers and the scheduler."""
+    """Every ordered pair of actors with a mailbox between: frontends and tokenizers, tokenizers and the scheduler, both
+    ways; tokenizers to the grammar actor, and that and the scheduler."""
     process_of = {actor: name for name, actors in expand_actors(topology).items() for actor in actors}
     by_kind: dict[str, list[str]] = {}
     for actor in process_of:
         by_kind.setdefault(kind_of(actor), []).append(actor)
     links: list[MailboxLink] = []
-    for one, other in (("frontend", "tokenizer"), ("tokenizer", "scheduler")):
+    for one, other, is_answered in _PAIRS:
         for a in by_kind.get(one, []):
             for b in by_kind.get(other, []):
                 is_local = process_of[a] == process_of[b]
-                links += [MailboxLink(a, b, is_local), MailboxLink(b, a, is_local)]
+                links.append(MailboxLink(a, b, is_local))
+                if is_answered:
+                    links.append(MailboxLink(b, a, is_local))
     return tuple(links)
 
 

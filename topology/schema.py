@@ -136,9 +136,9 @@ class StructuredOutputSection(Struct, frozen=True, forbid_unknown_fields=True):
     """[structured_output]"""
 
     backend: Literal["llguidance", "xgrammar"] = "llguidance"
-    """Grammar backend; xgrammar takes fewer keywords, and has to be installed. static"""
+    """Grammar backend; xgrammar takes fewer keywords and has to be installed. static"""
     num_compile_processes: Annotated[int, Meta(ge=1, le=64)] = 2
-    """Grammars that are compiled at once, each in a process; slow ones leave their place to others. static"""
+    """Grammars compiled at once, each in a process; slow ones leave their place to others [processes]. static"""
     compile_timeout_s: Annotated[float, Meta(gt=0.0)] = 5.0
     """A grammar that takes more processor time to compile and try is refused [seconds]. static"""
     compile_memory_bytes: Annotated[int, Meta(ge=1 << 26)] = 1 << 30
@@ -199,7 +199,7 @@ class ProcessSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 def _default_processes() -> tuple[ProcessSection, ...]:
     return (
-        ProcessSection(name="control", actors=("frontend", "tokenizer", "scheduler")),
+        ProcessSection(name="control", actors=("frontend", "tokenizer", "scheduler", "grammar")),
         ProcessSection(name="worker", actors=("worker",)),
     )
 
@@ -212,7 +212,7 @@ class Topology(Struct, frozen=True, forbid_unknown_fields=True):
     kv_cache: KVCacheSection = field(default_factory=KVCacheSection)
     server: ServerSection = field(default_factory=ServerSection)
     supervision: SupervisionSection = field(default_factory=SupervisionSection)
-    structured_output: StructuredOutputSection | None = None
+    structured_output: StructuredOutputSection = StructuredOutputSection()
     speculative: SpeculativeSection | None = None
     journal: JournalSection | None = None
     process: tuple[ProcessSection, ...] = field(default_factory=_default_processes)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 
 from ..checkpoints.shape import ModelShape
-from .boards import plan_boards
+from .boards import mask_layout, plan_boards
 from .memory import MemoryLedger
 from .plan import expand_actors, kind_of, mailbox_links, max_model_len_of, split_kind
 from .render import render_bytes
-from .schema import ProcessSection, RestartPolicy, Topology
+from .schema import ACTOR_KINDS, ProcessSection, RestartPolicy, Topology
 
 WIDTH = 100
 """Columns, at most."""
@@ -116,26 +116,29 @@ def _placement(process: ProcessSection) -> str:
 
 def _render_mailboxes(topology: Topology) -> str:
     """Links that differ only in the number of their actors stand in one line."""
-    receivers: dict[tuple[str, str, bool], list[str]] = {}
-    for link in mailbox_links(topology):
-        if (kind_of(link.sender), kind_of(link.receiver)) in (("frontend", "tokenizer"), ("tokenizer", "scheduler")):
-            receivers.setdefault((link.sender, kind_of(link.receiver), link.is_local), []).append(link.receiver)
-    senders: dict[tuple[tuple[str, ...], bool], list[str]] = {}
-    for (sender, _, is_local), names in receivers.items():
-        senders.setdefault((tuple(names), is_local), []).append(sender)
+    receivers: dict[tuple[str, str, bool, str], list[str]] = {}
+    links = {(link.sender, link.receiver): link for link in mailbox_links(topology)}
+    for (sender, receiver), link in links.items():
+        is_answered = (receiver, sender) in links
+        if not is_answered or ACTOR_KINDS.index(kind_of(sender)) < ACTOR_KINDS.index(kind_of(receiver)):
+            ends = (sender, kind_of(receiver), link.is_local, "⇄" if is_answered else "→")
+            receivers.setdefault(ends, []).append(receiver)
+    senders: dict[tuple[tuple[str, ...], bool, str], list[str]] = {}
+    for (sender, _, is_local, arrow), names in receivers.items():
+        senders.setdefault((tuple(names), is_local, arrow), []).append(sender)
     rows = [
-        (", ".join(left), ", ".join(names), "by reference" if is_local else "ZMQ ipc")
-        for (names, is_local), left in senders.items()
+        (", ".join(left), arrow, ", ".join(names), "by reference" if is_local else "ZMQ ipc")
+        for (names, is_local, arrow), left in senders.items()
     ]
-    left_width, right_width = (min(max(len(row[side]) for row in rows), 36) for side in (0, 1))
+    left_width, right_width = (min(max(len(row[side]) for row in rows), 36) for side in (0, 2))
     lines = ["mailboxes"]
-    for left, right, transport in rows:
+    for left, arrow, right, transport in rows:
         left_lines, right_lines = textwrap.wrap(left, left_width), textwrap.wrap(right, right_width)
         height = max(len(left_lines), len(right_lines))
         for number in range(height):
             a = left_lines[number] if number < len(left_lines) else ""
             b = right_lines[number] if number < len(right_lines) else ""
-            middle, end = ("⇄", transport) if number == 0 else (" ", "")
+            middle, end = (arrow, transport) if number == 0 else (" ", "")
             lines.append(f"  {a:<{left_width}} {middle} {b:<{right_width}}  {end}".rstrip())
     return "\n".join(lines)
 
@@ -148,4 +151,9 @@ def _render_boards(topology: Topology, shape: ModelShape | None) -> str:
     for board, direction in ((call, "scheduler → worker   step plans"), (result, "worker → scheduler   results   ")):
         size = f" of {render_bytes(board.slot_bytes)}" if length is not None else ""
         lines.append(f"  {board.name:<6}  {direction}  {board.num_slots} slots{size}")
+    if any(kind_of(actor) == "grammar" for actors in expand_actors(topology).values() for actor in actors):
+        size = "" if shape is None else f" of {render_bytes(4 * mask_layout(topology, shape).num_words)}"
+        lines.append(
+            f"  masks   grammar → worker     bitmasks    {topology.scheduler.max_num_seqs * (depth + 1)} slots{size}"
+        )
     return "\n".join(lines)

@@ -48,6 +48,7 @@ def make_frontend(
         scheduler=SCHEDULER,
         read_health=lambda: Health(True, True, ""),
         read_statistics=read_statistics,
+        read_grammar_statistics=lambda: None,
         read_startup=list,
     )
     frontend._turn = Turn(list(senders))  # type: ignore[assignment]
@@ -64,6 +65,7 @@ def make_tokenizer_actor(
         make_tokenizer(),
         {SCHEDULER: senders.pop(SCHEDULER)},
         senders,
+        {},
         ProgressLine(np.zeros(LINE_WORDS, np.uint64)),
         faults,
         max_model_len=limits.max_model_len,

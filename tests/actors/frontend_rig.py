@@ -49,6 +49,7 @@ class FrontendRig:
             scheduler="scheduler",
             read_health=lambda: Health(True, True, ""),
             read_statistics=lambda: self.statistics,
+            read_grammar_statistics=lambda: None,
             read_startup=list,
             server=server,
         )

@@ -36,6 +36,7 @@ def test_each_pair_of_neighbours_apart_gets_a_link_each_way_and_the_receiver_its
     pairs = {(link.sender, link.receiver) for link in wiring.links_of("tokenizer")}
     assert pairs == {
         ("frontend", "tokenizer"), ("tokenizer", "frontend"), ("tokenizer", "scheduler"), ("scheduler", "tokenizer"),
+        ("tokenizer", "grammar"),
     }  # fmt: skip
     assert set(wiring.descriptors_of("tokenizer")) == {"link.frontend.tokenizer", "link.scheduler.tokenizer"}
     assert set(wiring.descriptors_of("frontend")) == {"link.tokenizer.frontend", "http.frontend"}
@@ -73,7 +74,8 @@ def test_after_a_death_every_link_with_an_end_in_the_process_is_new(folder: Path
         ("scheduler", "tokenizer"),
     }
     sockets = {str(path) for run_directory in folder.iterdir() for path in run_directory.iterdir()}
-    assert sockets == set(after.values()) | {link.path for link in wiring.links_of("frontend")}
+    others_of = ("frontend", "grammar")
+    assert sockets == set(after.values()) | {link.path for process in others_of for link in wiring.links_of(process)}
     assert wiring.listeners_of("tokenizer", wiring.links_between("tokenizer", "frontend")) == others
     fds = wiring.listeners_of("tokenizer", wiring.links_between("tokenizer", "scheduler"))
     assert list(fds) == ["link.scheduler.tokenizer"]

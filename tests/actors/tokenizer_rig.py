@@ -13,6 +13,7 @@ from callboard.actors.sender import Sender
 from callboard.actors.tokenizer import TokenizerActor, TokenizerInbound
 from callboard.mailbox import Inbox, LocalOutbox
 from callboard.mailbox.messages.admission import TokenDeltas, TokenizerToScheduler
+from callboard.mailbox.messages.grammar import ToGrammar
 from callboard.mailbox.messages.requests import (
     AS_IT_IS,
     Delivered,
@@ -34,6 +35,7 @@ class TokenizerRig:
 
     def __init__(self, max_encodings: int = 2, capacity: int = 8) -> None:
         self.to_scheduler: Inbox[Any] = Inbox(TokenizerToScheduler, capacity, 1 << 20)
+        self.to_grammar: Inbox[Any] = Inbox(ToGrammar, capacity, 1 << 20)
         self.to_frontend: Inbox[Any] = Inbox(TokenizerToFrontend, capacity, 1 << 20)
         self.faults = Faults()
         self.line = ProgressLine(np.zeros(LINE_WORDS, np.uint64))
@@ -43,6 +45,7 @@ class TokenizerRig:
             make_tokenizer(),
             {"scheduler": Sender(LocalOutbox(self.to_scheduler), self.faults)},
             {"frontend": Sender(LocalOutbox(self.to_frontend), self.faults)},
+            {"grammar": Sender(LocalOutbox(self.to_grammar), self.faults)},
             self.line,
             self.faults,
             max_model_len=10,

@@ -20,7 +20,7 @@ from callboard.tests.scheduling.mutated import mutated
 from callboard.tests.scheduling.restored_beside import RestoredBeside, parts
 from callboard.tests.scheduling.snapshot_runs import run_life, run_world
 
-WORLDS = (*range(12), 36, 63, 80)
+WORLDS = (*range(12), 72, 122)
 """Seeds; in the last ones there are drafts and transfers, and requests wait with what was loaded for them."""
 NUM_LIVES = 25
 

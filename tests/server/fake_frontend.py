@@ -113,6 +113,7 @@ class FakeFrontend:
         self.arrivals: asyncio.Queue[FakeStream] = asyncio.Queue()
         self.health_now = Health(True, True, "")
         self.statistics = SchedulerStatistics()
+        self.grammar = None
         self.tokenized: list[tuple[Prompt, PromptOptions]] = []
         """What `tokenize` was asked."""
         self.ledgers: dict[str, tuple[RequestLedger, ...]] = {}
@@ -165,6 +166,9 @@ class FakeFrontend:
 
     def scheduler_statistics(self):
         return self.statistics
+
+    def grammar_statistics(self):
+        return self.grammar
 
     async def tokenize(self, prompt, options, *, returns_strings=False):
         """A token a character, its id the code point modulo the vocabulary; of chat those of the contents."""

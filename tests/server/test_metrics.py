@@ -15,6 +15,7 @@ from fake_frontend import MODEL, FakeFrontend, delta, finish, serve_fake
 from prometheus_client.parser import text_string_to_metric_families
 
 from callboard.actors.frontend_api import Delta
+from callboard.actors.grammar_statistics import GrammarStatistics
 from callboard.mailbox.messages.requests import Finish, Usage
 from callboard.scheduling.statistics import SchedulerStatistics
 from callboard.server.histogram import Histogram, token_buckets
@@ -154,6 +155,7 @@ async def test_vllms_names_have_the_same_numbers(serve, http, frontend):
 
 async def test_the_page_for_people_names_every_metric(serve, http, frontend):
     """And says of each whether it has a name of vLLM's."""
+    frontend.grammar = GrammarStatistics()
     _, types = await scrape(http, await serve(), "?compat=vllm")
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| `")]

@@ -89,7 +89,9 @@ ARGUMENTS = json.dumps(
 @pytest.mark.parametrize(
     ("values", "is_valid"),
     [
-        ({"city": 'San "F"\n<b>', "days": "3"}, True), ({"city": "x", "days": "0"}, False), ({"city": "x"}, False),
+        ({"city": 'San "F"\n<b>', "days": "3"}, True),
+        ({"city": "x", "days": "0"}, False),
+        ({"city": "x"}, False),
         ({"city": "", "days": "3", "unit": "F", "when": "2024-02-29", "tags": '["a", "b"]'}, True),
         ({"city": "x", "days": '"3"'}, False), ({"days": "3", "city": "x"}, False),
         ({"city": "x", "days": "3 "}, False),

@@ -224,10 +224,9 @@ KINDS = {
         ("restart = {{", "pipeline_parallel = 2◀\nrestart = {{", ["pipeline_parallel = 2", "not supported yet"]),
     ],
     "what this version does not have": [
-        ('"scheduler"', '"scheduler", "grammar"', ['actor "grammar"', "grammar is not supported yet"]),
         ('"scheduler"', '"scheduler", "proposer"', ['actor "proposer"', "proposer is not supported yet"]),
         ('actors = ["worker"]', 'actors = ["worker*2"]', ["2 workers", "one worker, more are not supported yet"]),
-        ("[server]", "[structured_output]◀\n[server]", ["[structured_output]", "not supported yet"]),
+        ('"scheduler"', '"scheduler", "grammar*2"', ["2 grammar actors", "at most one"]),
         ("[server]", "[speculative]◀\nmethod = 'ngram'\n[server]", ["[speculative]", "not supported yet"]),
         ("max_model_len = 2048", "load = 'dummy'◀", ['load = "dummy"', "write dummy: before the source"]),
     ],

@@ -25,13 +25,18 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_on_a_cpu_it_is_the_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
     topology = topology_from("m", device="cpu")
-    assert expand_actors(topology) == {"control": ("frontend", "tokenizer", "scheduler"), "worker": ("worker",)}
+    assert expand_actors(topology) == {
+        "control": ("frontend", "tokenizer", "scheduler", "grammar"),
+        "worker": ("worker",),
+    }
     assert (topology.scheduler.max_num_seqs, topology.scheduler.max_num_batched_tokens) == (64, 2048)
 
 
 def test_on_a_gpu_actors_stand_apart_and_steps_are_large() -> None:
     topology = topology_from("m", ["scheduler.max_num_seqs=32", "process.worker.graphs=eager"], device="cuda:1")
-    assert expand_actors(topology) == {name: (name,) for name in ("frontend", "tokenizer", "scheduler", "worker")}
+    assert expand_actors(topology) == {
+        name: (name,) for name in ("frontend", "tokenizer", "scheduler", "grammar", "worker")
+    }
     assert (topology.scheduler.max_num_seqs, topology.scheduler.max_num_batched_tokens) == (32, 8192)
     worker = topology.process[-1]
     assert (worker.device, worker.graphs) == ("cuda:1", "eager")

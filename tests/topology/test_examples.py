@@ -23,7 +23,7 @@ from callboard.topology import (
 from callboard.topology.device import has_gpu
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NUM_PROCESSES = {"one_process": 1, "control_worker": 2, "all_apart": 4, "two_frontends": 6, "journal": 2}
+NUM_PROCESSES = {"one_process": 1, "control_worker": 2, "all_apart": 5, "two_frontends": 7, "journal": 2}
 """Of those that a CPU runs."""
 FLOAT32 = Arithmetic(4, 4, 4, 4, reads_kv_in_place=True)
 
@@ -95,7 +95,7 @@ def test_the_drawing_without_a_model_has_no_sizes():
         "supervisor\n"
         "│\n"
         "├─┌─ process control ────────────────────────────────────────────┐\n"
-        "│ │ frontend   tokenizer   scheduler                             │\n"
+        "│ │ frontend   tokenizer   scheduler   grammar                   │\n"
         "│ └──────────────────────────────────────────────────────────────┘\n"
         "│\n"
         "└─┌─ process worker (cpu) ───────────────────────────────────────┐\n"
@@ -105,10 +105,13 @@ def test_the_drawing_without_a_model_has_no_sizes():
         "mailboxes\n"
         "  frontend  ⇄ tokenizer  by reference\n"
         "  tokenizer ⇄ scheduler  by reference\n"
+        "  scheduler ⇄ grammar    by reference\n"
+        "  tokenizer → grammar    by reference\n"
         "\n"
         "boards (shared memory; pipeline depth 2: 2 steps in flight)\n"
         "  call    scheduler → worker   step plans  4 slots\n"
         "  result  worker → scheduler   results     4 slots\n"
+        "  masks   grammar → worker     bitmasks    192 slots\n"
     )
 
 

@@ -18,7 +18,7 @@ def test_a_model_alone_gives_the_default_topology():
     topology = topology_from("org/name")
     assert topology.model.source == "org/name"
     assert [(process.name, process.actors) for process in topology.process] == [
-        ("control", ("frontend", "tokenizer", "scheduler")),
+        ("control", ("frontend", "tokenizer", "scheduler", "grammar")),
         ("worker", ("worker",)),
     ]
     assert topology.scheduler.pipeline_depth == 2

@@ -107,7 +107,7 @@ def topology_of(*processes: tuple[str, ...]) -> Topology:
 
 def test_a_single_actor_is_called_by_its_kind():
     assert expand_actors(topology_from("m")) == {
-        "control": ("frontend", "tokenizer", "scheduler"),
+        "control": ("frontend", "tokenizer", "scheduler", "grammar"),
         "worker": ("worker",),
     }
 

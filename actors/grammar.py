@@ -1,0 +1,213 @@
+"""The grammar actor: compiles what answers have to look like, follows each answer, and writes the masks of its tokens.
+
+    Compile ─▶ sandbox (time, memory) ─▶ compiled here ─▶ GrammarReady / GrammarFailed to the scheduler
+    Advance ─▶ the matchers take the tokens ─▶ the masks of the next ones, into the region that the workers read
+
+The first `Compile` loads backend and vocabulary: an engine that is never asked for a format does not pay for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, assert_never
+
+import numpy as np
+
+from ..errors import ConfigError, EngineFailure, GrammarRefused
+from ..mailbox import Inbox
+from ..mailbox.messages.grammar import (
+    Advance,
+    Compile,
+    GrammarFailed,
+    GrammarReady,
+    GrammarToScheduler,
+    MatcherFailed,
+    Release,
+    ToGrammar,
+)
+from ..shm_queue import MaskRegion, Phase, ProgressLine
+from ..structured_output.backend import GrammarBackend, Matcher
+from ..structured_output.sizes import ensure_size
+from .compile_pool import CompilePool
+from .faults import Faults
+from .grammar_book import Fate, GrammarBook
+from .grammar_statistics import GrammarTimes
+from .log import log_event
+from .sender import Sender
+
+_MAX_UNUSED = 256
+"""Grammars that are kept though no request has them."""
+
+
+class GrammarTools(NamedTuple):
+    """What compiles."""
+
+    backend: GrammarBackend
+    pool: CompilePool
+
+
+class GrammarActor:
+    """Grammars by key, matchers by run. It lives as long as its matchers are in order: a run whose tokens they do not
+    take ends."""
+
+    def __init__(
+        self,
+        name: str,
+        inbox: Inbox[ToGrammar],
+        schedulers: Mapping[str, Sender[GrammarToScheduler]],
+        load_tools: Callable[[], GrammarTools],
+        masks: MaskRegion,
+        progress: ProgressLine,
+        faults: Faults,
+        *,
+        max_schema_bytes: int,
+    ) -> None:
+        """`load_tools` may take a second; it is called once, in a thread. `schedulers`: the one."""
+        self.name = name
+        self.inbox = inbox
+        self.faults = faults
+        self._schedulers = schedulers
+        self._load_tools = load_tools
+        self._tools: asyncio.Task[GrammarTools] | None = None
+        self._pool: CompilePool | None = None
+        self._max_schema_bytes = max_schema_bytes
+        self._masks = masks
+        self._progress = progress
+        self._book = GrammarBook(_MAX_UNUSED)
+        self._compiling: set[str] = set()
+        self._matchers: dict[int, Matcher] = {}
+        self._mask = np.zeros(masks.layout.num_words, np.int32)
+        self._times = GrammarTimes()
+        progress.set_statistics(self._times.statistics())
+        progress.mark(phase=Phase.SERVING)
+
+    def handle(self, message: ToGrammar) -> None:
+        match message:
+            case Advance():
+                self._advance(message)
+            case Compile():
+                self._compile(message)
+            case Release():
+                self._book.release(message.grammar_key, message.tokenizer)
+            case _:
+                assert_never(message)
+
+    def flush(self) -> None:
+        self._progress.set_statistics(self._times.statistics())
+
+    def gone(self, actor: str) -> None:
+        """A dead scheduler's runs are over; a dead tokenizer's requests come again."""
+        if actor in self._schedulers:
+            self._matchers.clear()
+        else:
+            self._book.lose_tokenizer(actor)
+
+    def close(self) -> None:
+        self.faults.cancel()
+        if self._tools is not None:
+            self._tools.cancel()
+        if self._pool is not None:
+            self._pool.kill()
+        for scheduler in self._schedulers.values():
+            scheduler.close()
+        self.inbox.close()
+
+    # Grammars
+
+    def _compile(self, message: Compile) -> None:
+        key = message.grammar_key
+        self._book.use(key, message.tokenizer)
+        fate = self._book.find(key)
+        if fate is not None:
+            self._tell(key, fate)
+        elif key not in self._compiling:
+            self._compiling.add(key)
+            self.faults.start(self._settle(message))
+
+    async def _settle(self, message: Compile) -> None:
+        """Find out what becomes of a grammar: in the sandbox first, so that none that explodes gets here."""
+        fate: Fate
+        started_ns = time.monotonic_ns()
+        try:
+            ensure_size(message.constraint.format, self._max_schema_bytes)
+            tools = await self._loaded()
+            await tools.pool.check(message.constraint)
+            fate = await asyncio.to_thread(tools.backend.compile, message.constraint)
+            self._times.num_compiled += 1
+        except GrammarRefused as error:
+            fate = error.message
+            self._times.num_refused += 1
+        except (ConfigError, EngineFailure) as error:  # no fault of this grammar: the next one is tried
+            self._compiling.discard(message.grammar_key)
+            self._post(GrammarFailed(message.grammar_key, str(error)))
+            return
+        key = message.grammar_key
+        log_event(
+            "grammar.compiled",
+            key=key,
+            seconds=(time.monotonic_ns() - started_ns) / 1e9,
+            is_good=not isinstance(fate, str),
+        )
+        self._compiling.discard(key)
+        self._book.settle(key, fate)
+        self._tell(key, fate)
+        self.flush()
+
+    async def _loaded(self) -> GrammarTools:
+        if self._tools is None:
+            self._tools = asyncio.ensure_future(self._load())
+        return await asyncio.shield(self._tools)
+
+    async def _load(self) -> GrammarTools:
+        tools = await asyncio.to_thread(self._load_tools)
+        self._pool = tools.pool
+        self._pool.start()
+        return tools
+
+    def _tell(self, key: str, fate: Fate) -> None:
+        self._post(GrammarFailed(key, fate) if isinstance(fate, str) else GrammarReady(key))
+
+    def _post(self, message: GrammarToScheduler) -> None:
+        for scheduler in self._schedulers.values():
+            scheduler.post(message)
+
+    # Masks
+
+    def _advance(self, news: Advance) -> None:
+        for run in news.ended:
+            self._matchers.pop(run, None)
+        for row, run, position, token_ids in zip(news.rows, news.runs, news.positions, news.token_ids, strict=True):
+            started_ns = time.perf_counter_ns()
+            try:
+                self._follow(news, run, token_ids)
+                self._matchers[run].fill(self._mask)
+                if not self._mask.any():
+                    raise GrammarRefused("nothing may follow what stands there")
+            except GrammarRefused as error:
+                self._fail(news.epoch, run, error.message)
+                continue
+            self._masks.write(row, news.epoch, run, position + len(token_ids), self._mask)
+            self._times.mask(time.perf_counter_ns() - started_ns)
+
+    def _follow(self, news: Advance, run: int, token_ids: list[int]) -> None:
+        """Raises GrammarRefused if the run cannot go on."""
+        key = news.grammar_keys.get(run)
+        if key is not None:
+            grammar = self._book.find(key)
+            if grammar is None or isinstance(grammar, str):
+                raise GrammarRefused("its grammar is not there any more")
+            self._matchers[run] = grammar.matcher()
+        matcher = self._matchers.get(run)
+        if matcher is None:
+            raise GrammarRefused("its grammar could not be followed")
+        num_taken = matcher.accept(token_ids)
+        if num_taken < len(token_ids):
+            raise GrammarRefused(f"the grammar does not allow token {token_ids[num_taken]} where it stands")
+
+    def _fail(self, epoch: int, run: int, message: str) -> None:
+        self._matchers.pop(run, None)
+        self._times.num_failed += 1
+        log_event("grammar.failed", run=run, error=message)
+        self._post(MatcherFailed(epoch, run, f"the answer could not be kept to its format: {message}"))
