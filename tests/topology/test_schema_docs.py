@@ -14,7 +14,7 @@ from callboard.topology import schema
 from callboard.topology.describe import field_types, list_section_type, section_type, without_none
 
 ROOT = Path(__file__).parents[2]
-UNITS = {"tokens", "rows", "steps", "blocks", "bytes", "seconds", "share", "requests", "number"}
+UNITS = {"processes", "tokens", "rows", "steps", "blocks", "bytes", "seconds", "share", "requests", "number"}
 UNITS |= {"ranks", "stages", "threads", "restarts", "tokens/s"}
 SUFFIXES = {
     "_per_s": "tokens/s",
