@@ -1,7 +1,7 @@
 """Grammars by llguidance: an Earley parser over lexemes that are derivatives of expressions, in Rust.
 
 https://github.com/guidance-ai/llguidance (MIT). Its matcher works on bytes: a token is allowed if the grammar goes on
-over all of its bytes. Compiling, filling and accepting let other threads run.
+over all of its bytes. While it compiles and fills masks other threads run; accepting holds them up for 10 µs a token.
 """
 
 from __future__ import annotations

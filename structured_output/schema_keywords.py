@@ -69,7 +69,7 @@ def _is_type(value: JsonValue) -> bool:
 
 
 def _is_items(value: JsonValue) -> bool:
-    return is_schema(value) or (isinstance(value, list) and all(map(is_schema, value)))
+    return is_schema(value) or _is_schemas(value)
 
 
 def _is_names_of(value: JsonValue) -> bool:

@@ -62,6 +62,7 @@ async def test_what_compiles_passes_and_what_does_not_is_refused_with_its_senten
     assert pids_of(pool) == [pid] and pool.statistics().num_killed == 0
 
 
+@pytest.mark.slow
 async def test_too_much_processor_time_ends_the_process_alone(make_pool):
     pool = make_pool(processor_s=0.5)
     pool.start()
@@ -73,6 +74,7 @@ async def test_too_much_processor_time_ends_the_process_alone(make_pool):
     assert pid not in pids_of(pool) and pool.statistics().num_killed == 1
 
 
+@pytest.mark.slow
 async def test_too_much_memory_ends_the_process_alone(make_pool):
     pool = make_pool(memory_bytes=1 << 20)
     with pytest.raises(GrammarRefused, match="more than 1,048,576 bytes of memory"):
@@ -108,6 +110,7 @@ BOMBS = [
 ]
 
 
+@pytest.mark.slow
 async def test_bombs_are_refused_or_are_none(make_pool):
     """Whatever it is, the pool answers and takes the next one."""
     pool = make_pool(processor_s=1.0)
@@ -120,6 +123,7 @@ async def test_bombs_are_refused_or_are_none(make_pool):
     assert pool.statistics().num_killed >= 1
 
 
+@pytest.mark.slow
 async def test_a_cheap_check_does_not_wait_for_an_expensive_one(make_pool, monkeypatch):
     monkeypatch.setattr(compile_pool, "MOMENT_S", 0.01)
     pool = make_pool(processor_s=20.0)
@@ -137,6 +141,7 @@ async def test_a_cheap_check_does_not_wait_for_an_expensive_one(make_pool, monke
     await pool.check(CHEAP)
 
 
+@pytest.mark.slow
 async def test_who_gives_up_takes_the_process_along(make_pool):
     pool = make_pool()
     await pool.check(CHEAP)
@@ -157,6 +162,7 @@ async def test_a_process_that_cannot_start_is_said(make_pool):
             await make_pool(command=command).check(CHEAP)
 
 
+@pytest.mark.slow
 async def test_many_at_once(make_pool):
     pool = make_pool(num_processes=2)
     checks = [pool.check(CHEAP if i % 3 else schema({"not": {}})) for i in range(30)]
