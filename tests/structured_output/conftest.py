@@ -102,7 +102,8 @@ def finished_answer(byte_vocabulary: Vocabulary, mask_of) -> Callable[[CompiledG
                 return text
             printable = sorted(i for i in allowed if 32 <= i < 127) or sorted(allowed - {EOS, OTHER_EOS})
             closing = [i for i in map(ord, '"}]') if i in allowed and (i == ord('"') or choice.random() < 0.5)]
-            token_id = closing[0] if closing and step >= num_free else int(choice.choice(printable))
+            wanted = [i for i in b"abcx12" if i in allowed] if step >= num_free else []
+            token_id = closing[0] if closing and step >= num_free else int(choice.choice(wanted or printable))
             assert matcher.accept([token_id]) == 1
             text += byte_vocabulary.tokens[token_id]
         return None

@@ -168,7 +168,7 @@ async def test_many_at_once(make_pool):
     checks = [pool.check(CHEAP if i % 3 else schema({"not": {}})) for i in range(30)]
     results = await asyncio.gather(*checks, return_exceptions=True)
     assert [isinstance(result, GrammarRefused) for result in results] == [i % 3 == 0 for i in range(30)]
-    assert pool.statistics().num_processes <= 2
+    assert pool.statistics().num_processes <= 4  # with the slow ones
 
 
 def test_a_process_ends_with_its_owner(byte_vocabulary):
