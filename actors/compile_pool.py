@@ -1,7 +1,7 @@
 """Processes that check constraints (`structured_output/sandbox.py`), as their owner holds them.
 
 A check that exceeds its limits ends its process alone, and is refused; the others go on. A cheap check waits behind no
-expensive one: what takes longer than a moment gets the lowest priority and gives its place in the queue away.
+expensive one: what takes longer than a moment gets what time is left over and gives its place in the queue away.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ START_S = 300.0
 """A process that is not ready by then is given up."""
 MOMENT_S = 0.25
 """A check that takes longer is a slow one."""
-_LOWEST_PRIORITY = 19
 SILENCE_S = 120.0
 """A process that does not run at all (stopped, or the machine starves) is ended after so long."""
 
@@ -210,10 +209,10 @@ class _Sandbox:
         return self._decoder.decode(await stdout.readexactly(size))
 
     def lower_priority(self) -> None:
-        """For good: without privileges it cannot be raised again."""
+        """It runs when nobody else wants the core, and leaves it at once. For good: a check like it may come again."""
         self.has_low_priority = True
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, _LOWEST_PRIORITY)
+            os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
 
     async def end(self) -> int:
         """Kill what still runs; its exit status. Twice is once."""
