@@ -142,7 +142,7 @@ def _compiled_forward(start: Start, section: ProcessSection, report: Callable[[i
     from ..models.compiled_decoder import load_compiled_model
 
     if not has_compiled_code():
-        log_event("worker.compiling", what="kernels for this CPU, once for this version: some 20 s")
+        log_event("worker.compiling", what="kernels for this CPU, once for this version: some 30 s")
     settings = start.topology.model
     model = load_compiled_model(
         start.checkpoint,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import cast
 
 from ..kernels.cpu.compiled import compiled
-from ..kernels.cpu.team import clock
+from ..kernels.cpu.meeting import clock
 
 _clock = cast("Callable[[], int]", clock)
 """As compiled code calls it."""

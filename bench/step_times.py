@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..actors.launch import Launch
 from ..execution.compiled_forward import CompiledForward
-from ..kernels.cpu.decoder_step import PHASES
+from ..kernels.cpu.step_arguments import PHASES
 from ..mailbox.messages.sampling import SamplingParams
 from ..models.compiled_decoder import CompiledDecoder
 from .bandwidth import read_bandwidth

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoints.shape import ModelShape
-from ..kernels.cpu.attention import TILE_QUERIES
-from ..kernels.cpu.decoder_step import Step
 from ..kernels.cpu.quantized_rows import Float32s
+from ..kernels.cpu.step_arguments import TILE_QUERIES, Step
 from ..models.compiled_decoder import CompiledDecoder
 from .host_sampler import HostSampler
 from .input_batch import InputBatch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from math import sqrt
 
@@ -11,13 +10,12 @@ from numpy.typing import NDArray
 
 from ..checkpoints.shape import Checkpoint, ModelShape
 from ..checkpoints.weight_formats import PACKED_DTYPES, PANEL_ROWS, held_bits, stored_types
-from ..kernels.cpu import decoder_step as kernels
-from ..kernels.cpu.attention import make_scratch
-from ..kernels.cpu.linear import FINE_FROM, fields_of, make_rows
-from ..kernels.cpu.pack_panels import load_packing
+from ..kernels.cpu import step_arguments as kernels
+from ..kernels.cpu.entries import compute_logits, run_layers
+from ..kernels.cpu.packed_arguments import Packed
 from ..kernels.cpu.packing import PackedMatrix
-from ..kernels.cpu.panels import PANELS
 from ..kernels.cpu.quantized_rows import Float32s
+from ..kernels.cpu.step_arguments import FINE_FROM, fields_of, make_rows, make_scratch
 from ..kernels.cpu.team import Team
 from .decoder_weights import Layer, Weights, gather_weights
 from .family import Family
@@ -49,13 +47,14 @@ class CompiledDecoder:
         self._model = _kernel_model(shape, family, weights, max_model_len)
         self._head = fields_of(weights.head)
         self._team = Team(num_threads)
-        self._scratch = [
-            make_scratch(shape.num_heads, shape.num_kv_heads, shape.head_dim, max_model_len) for _ in range(num_threads)
-        ]
+        sizes = shape.num_heads, shape.num_kv_heads, shape.head_dim, max_model_len
+        self._scratch = [Packed(make_scratch(*sizes)) for _ in range(num_threads)]
         self.times = np.zeros((num_threads, len(kernels.PHASES)), np.int64)
         """Of each thread and phase (`kernels.PHASES`), in the processor's units."""
+        self._packed_model, self._packed_state = Packed(self._model), Packed(self._team.state)
+        self._packed_times = [Packed(of_thread) for of_thread in self.times]
         self._columns = max(shape.hidden_size, shape.intermediate_size, shape.num_heads * shape.head_dim)
-        self._buffers = self._make_buffers(_FIRST_CAPACITY)
+        self._buffers, self._packed_buffers = self._make_buffers(_FIRST_CAPACITY)
         self._logits = np.zeros((_FIRST_CAPACITY, weights.head.num_panels * PANEL_ROWS), np.float32)
 
     @property
@@ -74,13 +73,14 @@ class CompiledDecoder:
         """
         num_tokens = step.token_ids.size
         self._ensure(num_tokens)
-        team, model, buffers, scratch, times = self._team, self._model, self._buffers, self._scratch, self.times
+        state, model, scratch, times = self._packed_state, self._packed_model, self._scratch, self._packed_times
+        buffers, packed_step, packed_cache = self._packed_buffers, Packed(step), Packed(cache)
 
         def work(index: int) -> None:
-            kernels.run_layers(team.state, index, model, step, buffers, cache, scratch[index], times[index])
+            run_layers(state, index, model, packed_step, buffers, packed_cache, scratch[index], times[index])
 
-        team.run(work)
-        return buffers.hidden[:num_tokens]
+        self._team.run(work)
+        return self._buffers.hidden[:num_tokens]
 
     def compute_logits(self, hidden: Float32s) -> Float32s:
         """hidden: float32 [k, hidden_size] -> float32 [k, vocab_size], valid until the next call."""
@@ -88,13 +88,14 @@ class CompiledDecoder:
         self._ensure(num_rows)
         if num_rows > len(self._logits):
             self._logits = np.zeros((_capacity(num_rows), self._logits.shape[1]), np.float32)
-        team, rows, head, logits, times = self._team, self._buffers.rows, self._head, self._logits, self.times
-        rows.x[:num_rows, : self.shape.hidden_size] = hidden
+        state, times, logits = self._packed_state, self._packed_times, self._logits
+        rows, head, packed_logits = Packed(self._buffers.rows), Packed(self._head), Packed(logits)
+        self._buffers.rows.x[:num_rows, : self.shape.hidden_size] = hidden
 
         def work(index: int) -> None:
-            kernels.compute_logits(team.state, index, head, rows, num_rows, logits, times[index])
+            compute_logits(state, index, head, rows, num_rows, packed_logits, times[index])
 
-        team.run(work)
+        self._team.run(work)
         return logits[:num_rows, : self.shape.vocab_size]
 
     def close(self) -> None:
@@ -103,12 +104,12 @@ class CompiledDecoder:
 
     def _ensure(self, num_rows: int) -> None:
         if num_rows > len(self._buffers.hidden):
-            self._buffers = self._make_buffers(_capacity(num_rows))
+            self._buffers, self._packed_buffers = self._make_buffers(_capacity(num_rows))
 
-    def _make_buffers(self, capacity: int) -> kernels.Buffers:
+    def _make_buffers(self, capacity: int) -> tuple[kernels.Buffers, Packed]:
         shape = self.shape
         heads = np.zeros((capacity, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim), np.float32)
-        return kernels.Buffers(
+        buffers = kernels.Buffers(
             hidden=np.zeros((capacity, shape.hidden_size), np.float32),
             rows=make_rows(capacity, self._columns, self._fine_from),
             qkv=heads.reshape(capacity, -1),
@@ -116,6 +117,7 @@ class CompiledDecoder:
             wide=np.zeros((capacity, 2 * shape.intermediate_size), np.float32),
             narrow=np.zeros((capacity, shape.hidden_size), np.float32),
         )
+        return buffers, Packed(buffers)
 
 
 def load_compiled_model(
@@ -130,21 +132,11 @@ def load_compiled_model(
     """As `load_model`, for a dtype of `weight_formats.PACKED_DTYPES` or `FLOAT_BITS`."""
     family = model_family(shape.architecture)
     bits = held_bits(dtype, shape, stored_types(checkpoint, shape))
-    load_packing()  # before the others are: it would wait for them
-    kernels_load = threading.Thread(target=_load_panels, args=(frozenset(bits.values()),), daemon=True)
-    kernels_load.start()  # in Python, while numpy packs weights, which lets others run
     form = PackedForm(bits)
     keeps_quantized = dtype in PACKED_DTYPES  # scales of some types are rounded there
     pieces = read_pieces(checkpoint, shape, family.tensor_shapes(shape), progress, quantized=keeps_quantized)
     weights = gather_weights(shape, family.stacks, family.norm_offset, pieces, form)
-    kernels_load.join()
     return CompiledDecoder(shape, family, weights, max_model_len, num_threads, activation_bits)
-
-
-def _load_panels(bits: frozenset[int]) -> None:
-    """Compile them or, as a rule, read what was compiled once."""
-    for each in bits:
-        PANELS[each]()
 
 
 def _capacity(num_rows: int) -> int:

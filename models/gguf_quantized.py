@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoints.gguf_types import BLOCKS
-from ..kernels.cpu.pack_panels import split_nibbles
+from ..kernels.cpu.entries import split_nibbles
 from ..kernels.cpu.quantized_rows import QuantizedRows
 from .gguf_dequantize import fifth_bits, six_bit_scales
 

@@ -7,56 +7,18 @@ carried along (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, a
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
-from .attention_tiles import call_tile, score_bfloat16, score_float32, sum_bfloat16, sum_float32
-from .chunk_tiles import TILE_KEYS, TURNED, maxima, turn_floats, turn_halves
+from .attention_tiles import call_tile
+from .chunk_tiles import TURNED, maxima, turn_floats, turn_halves
 from .compiled import compiled
 from .floats import exp, narrow, widen
-from .panels import call_product, product
+from .panels import call_product
 from .reductions import largest_of, sum_of
+from .step_arguments import TILE_KEYS
 from .tiles import PANEL
 
-TILE_QUERIES = 128
 _ZERO, _ONE, _NONE = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
-
-
-class Scratch(NamedTuple):
-    """One thread's place for intermediate values, float32."""
-
-    scores: NDArray[np.float32]
-    """[query heads of a key head, longest row]"""
-    queries: NDArray[np.float32]
-    """[TILE_QUERIES, head_dim]"""
-    keys: NDArray[np.float32]
-    """[head_dim, TILE_KEYS]: transposed"""
-    values: NDArray[np.float32]
-    """[TILE_KEYS, head_dim]"""
-    weights: NDArray[np.float32]
-    """[TILE_QUERIES, TILE_KEYS]"""
-    sums: NDArray[np.float32]
-    """[TILE_QUERIES, head_dim]"""
-    norms: NDArray[np.float32]
-    """[TILE_QUERIES, 3]: maximum and denominator of the softmax so far, maximum of the tile"""
-    addresses: NDArray[np.int64]
-    """[5]: of the tiles for scores in float32 and bfloat16, for sums in both, and of `product`."""
-
-
-def make_scratch(num_heads: int, num_kv_heads: int, head_dim: int, max_len: int) -> Scratch:
-    shapes = (
-        (num_heads // num_kv_heads, max_len + TILE_KEYS),
-        (TILE_QUERIES, head_dim),
-        (head_dim, TILE_KEYS),
-        (TILE_KEYS, head_dim),
-        (TILE_QUERIES, TILE_KEYS),
-        (TILE_QUERIES, head_dim),
-        (TILE_QUERIES, 3),
-    )
-    addresses = (score_float32(), score_bfloat16(), sum_float32(), sum_bfloat16(), product())
-    return Scratch(*(np.zeros(shape, np.float32) for shape in shapes), np.array(addresses, np.int64))
 
 
 @compiled

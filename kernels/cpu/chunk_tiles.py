@@ -7,10 +7,10 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from .panels import HOST
+from .step_arguments import TILE_KEYS
 from .tiles import load_floats
 from .vector_ir import FLOAT, INT32, Emitter, kernel
 
-TILE_KEYS = 64
 TURNED = 8
 """Keys that are turned at once."""
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from numba import njit
 
-from .code_cache import own_cache
+from .numba_cache import own_cache
 
 F = TypeVar("F", bound=Callable[..., object])
 

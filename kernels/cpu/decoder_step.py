@@ -5,90 +5,38 @@ A layer is nine phases with a barrier behind each; within a phase the threads cl
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
-from .attention import Scratch, attend_chunk, attend_token, write_row
+from .attention import attend_chunk, attend_token, write_row
 from .compiled import compiled
 from .embedding import read_row
-from .linear import BITS, INPUTS, Rows, multiply
+from .linear import multiply
+from .meeting import barrier, claim, clock
 from .rows import gate, rms_norm, round_row
-from .team import barrier, claim, clock
+from .step_arguments import (
+    AFTER_ATTENTION_NORM,
+    AFTER_MLP_NORM,
+    BITS,
+    DOWN,
+    GATE_UP,
+    INPUT_NORM,
+    INPUTS,
+    MLP_NORM,
+    OUTPUT,
+    QKV,
+    Buffers,
+    Decoder,
+    Float32s,
+    Int64s,
+    Rows,
+    Scratch,
+    Step,
+)
 
-QKV, OUTPUT, GATE_UP, DOWN = range(4)
-PHASES = ("embedding", "norms", "qkv", "rotary, cache", "attention", "output", "gate, up", "activation", "down", "head")
-"""What `times` are of, thread by thread: int64 [10] each, in the processor's units."""
 _EMBEDDING, _NORMS, _QKV, _PLACE, _ATTENTION, _OUTPUT, _GATE_UP, _ACTIVATION, _DOWN, _HEAD = range(10)
-INPUT_NORM, MLP_NORM, AFTER_ATTENTION_NORM, AFTER_MLP_NORM = range(4)
-
-Float32s = NDArray[np.float32]
-Int64s = NDArray[np.int64]
+"""As `PHASES`."""
 _ZERO = np.float32(0.0)
-
-
-class Decoder(NamedTuple):
-    """A model's sizes and weights, for compiled code."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    eps: np.float32
-    scale: np.float32
-    """Of scores: 1 / sqrt(head_dim)."""
-    is_gelu: bool
-    embedding_scale: np.float32
-    embedding: Int64s
-    """[8]"""
-    matrices: Int64s
-    """[num_layers, 4, 8]: QKV, OUTPUT, GATE_UP, DOWN, each as in `linear`."""
-    norms: Float32s
-    """[num_layers, 2 or 4, hidden_size]: INPUT_NORM, MLP_NORM, and those behind attention and MLP in some families."""
-    head_norms: Float32s
-    """[num_layers, num_heads + num_kv_heads, head_dim], or [0, 0, 0]."""
-    final_norm: Float32s
-    """[hidden_size]"""
-    windows: Int64s
-    """[num_layers]: tokens that a token sees; 0: all before it."""
-    tables: Int64s
-    """[num_layers]: which rotary table."""
-    rotary: Float32s
-    """[num_tables, max_model_len, 2, head_dim]: cosines, and sines with the sign that a half turn wants."""
-
-
-class Step(NamedTuple):
-    """The tokens of a step: n rows, t tokens, in the plan's order."""
-
-    token_ids: Int64s
-    """[t]"""
-    positions: Int64s
-    """[t]"""
-    slots: Int64s
-    """[t]: where key and value go."""
-    block_tables: NDArray[np.int32]
-    """[max rows, max_blocks]"""
-    table_rows: NDArray[np.int32]
-    """[n]: the row's line in block_tables."""
-    pieces: NDArray[np.int32]
-    """[m, 3]: row of 0 .. n - 1, its first token in the flat list, number of tokens: attention's parts, for each key
-    head once."""
-
-
-class Buffers(NamedTuple):
-    """Room for the tokens of a step, float32."""
-
-    hidden: Float32s
-    """[capacity, hidden_size]: the result of the final norm at last."""
-    rows: Rows
-    qkv: Float32s
-    """[capacity, outputs of QKV]"""
-    heads: Float32s
-    """[capacity, num_heads + 2 num_kv_heads, head_dim]: the same numbers."""
-    wide: Float32s
-    """[capacity, outputs of GATE_UP]"""
-    narrow: Float32s
-    """[capacity, outputs of OUTPUT and DOWN]: what those return where a norm stands between it and the sum."""
 
 
 @compiled

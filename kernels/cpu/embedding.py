@@ -6,8 +6,8 @@ import numpy as np
 
 from .compiled import compiled
 from .floats import bytes_at, floats_at, widen, widen_half, words_at
-from .linear import BITS, INPUTS, MINIMUMS, SCALES, VALUES
 from .quantized_rows import GROUP
+from .step_arguments import BITS, INPUTS, MINIMUMS, SCALES, VALUES
 from .tiles import PANEL
 
 _ZERO = np.float32(0.0)

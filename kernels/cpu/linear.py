@@ -5,62 +5,18 @@ Panels are claimed by the threads of a team; a panel meets a block of rows at a 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
-
 from .compiled import compiled
 from .floats import floats_at
-from .packing import PackedMatrix
-from .panels import PANELS, call_panel
+from .meeting import barrier, claim, num_threads_of
+from .panels import call_panel
 from .quantized_rows import GROUP
-from .team import barrier, claim, num_threads_of
+from .step_arguments import BIAS, BITS, INPUTS, KERNEL, MINIMUMS, OUTPUTS, SCALES, VALUES
 from .tiles import PANEL
 
-BITS, OUTPUTS, INPUTS, VALUES, SCALES, MINIMUMS, BIAS, KERNEL, NUM_FIELDS = range(9)
-"""Fields of a matrix in compiled code: int64 [8]; OUTPUTS filled up to panels, the last five are addresses."""
 _ROW_BLOCK = 128
 _PARTS_PER_THREAD = 4
 _MIN_PART_WORK = 1 << 16
 """Weights of a part: claiming costs some 50 ns, as many as this takes a thousand."""
-
-
-class Rows(NamedTuple):
-    """Rows in both forms; the second is filled if an integer matrix takes them."""
-
-    x: NDArray[np.float32]
-    """[capacity, columns]"""
-    values: NDArray[np.int8]
-    """[capacity, 2 columns]: in parts"""
-    scales: NDArray[np.float32]
-    """[capacity, columns / 32, 3]"""
-    fine_from: np.float32
-    """What is rounded finely, as `rows.round_row` says; 0: everything."""
-
-
-FINE_FROM = {8: 5.0, 15: 0.0}
-"""Bits of a row -> `Rows.fine_from`. At 5 it is an eighth to a fifth of the groups of a language model's rows, in which
-most of the rounding error was."""
-
-
-def make_rows(capacity: int, columns: int, fine_from: float) -> Rows:
-    """columns: of the widest matrix."""
-    groups = -(-columns // GROUP)
-    return Rows(
-        np.zeros((capacity, columns), np.float32),
-        np.zeros((capacity, 2 * GROUP * groups), np.int8),
-        np.zeros((capacity, groups, 3), np.float32),
-        np.float32(fine_from),
-    )
-
-
-def fields_of(matrix: PackedMatrix) -> NDArray[np.int64]:
-    """int64 [8]; valid as long as the matrix lives."""
-    bias = matrix.bias.ctypes.data if matrix.bias.size else 0
-    arrays = (matrix.values.ctypes.data, matrix.d.ctypes.data, matrix.m.ctypes.data)
-    addresses = (*arrays, bias, PANELS[matrix.bits]())
-    return np.array((matrix.bits, matrix.num_panels * PANEL, matrix.in_features, *addresses), np.int64)
 
 
 @compiled

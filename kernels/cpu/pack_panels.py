@@ -106,12 +106,3 @@ def _round(line, scale, lowest, highest, q):
     for i in range(GROUP):
         step = (line[i] - lowest) / scale if scale > _ZERO else _ZERO
         q[i] = np.uint8(min(max(np.rint(step), _ZERO), highest))
-
-
-def load_packing() -> None:
-    """Compile what packs quantized rows or, as a rule, read what was compiled once: at the first call it would wait for
-    whatever else is loaded at that time."""
-    words, halves = np.zeros((0, 4), np.uint32), np.zeros((0, 4), np.uint16)
-    interleave(words, np.zeros((0, 4, PANEL), np.uint32))
-    interleave_scales(halves, np.zeros((0, 4, PANEL), np.uint16))
-    split_nibbles(np.zeros((0, 20), np.uint8), 4, 16, np.zeros((0, GROUP), np.uint8))

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .pack_panels import interleave, interleave_scales, quantize_eight, quantize_four
-from .quantized_rows import GROUP, Float32s, QuantizedRows
-from .tiles import PANEL
+from .entries import interleave, interleave_scales, quantize_eight, quantize_four
+from .quantized_rows import GROUP, PANEL, Float32s, QuantizedRows
 
 UInt8s = NDArray[np.uint8]
 Halves = NDArray[np.float16]

@@ -101,7 +101,3 @@ def product(x, x_stride, w, num_inputs, y, y_stride, adds, shape):
     """float32 rows times the first panels (16 columns) of a plain float32 matrix [num_inputs, 16 width];
     shape: num_rows << 32 | width << 16 | num_panels."""
     _product(x, x_stride, w, num_inputs, y, y_stride, adds, shape)
-
-
-PANELS = {4: int4_panel, 8: int8_panel, 16: bfloat16_panel, 32: float32_panel}
-"""Bits of a weight -> the function."""

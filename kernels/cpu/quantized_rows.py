@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checkpoints.weight_formats import GROUP_COLUMNS
+from ...checkpoints.weight_formats import GROUP_COLUMNS, PANEL_ROWS
 
 GROUP = GROUP_COLUMNS
 """Inputs that share a scale."""
+PANEL = PANEL_ROWS
+"""Outputs of a panel."""
 
 Float32s = NDArray[np.float32]
 

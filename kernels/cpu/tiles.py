@@ -24,13 +24,10 @@ from functools import reduce
 
 from llvmlite import ir
 
-from ...checkpoints.weight_formats import PANEL_ROWS
 from .isa import Isa
-from .quantized_rows import GROUP
+from .quantized_rows import GROUP, PANEL
 from .vector_ir import FLOAT, HALF, INT8, INT16, INT32, Emitter
 
-PANEL = PANEL_ROWS
-"""Outputs of a panel."""
 HIGH_SHIFT = 7
 """A row's integer is high << 7, plus low."""
 HIGH_MOST = 127

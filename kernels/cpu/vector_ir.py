@@ -8,22 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
 from inspect import Parameter, Signature
+from typing import NamedTuple
 
 from llvmlite import ir
-from numba import cfunc, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .code_cache import own_cache
-
 INT8, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
-
-
-_KEPT: list[object] = []
-"""Compiled functions whose addresses are known to others."""
 
 
 class Emitter:
@@ -154,26 +148,20 @@ def kernel(num_arguments: int, write: Callable[..., None]) -> Callable[..., None
     return intrinsic(typed)
 
 
-def native(num_arguments: int) -> Callable[[Callable[..., None]], Callable[[], int]]:
-    """Compile a function of `num_arguments` integers on its own, at the first call of what this
-    returns: a function that gives its address, for a `caller`.
+class Native(NamedTuple):
+    """A function that is compiled on its own, and called at its address (a `caller`).
 
     Compiled into every caller, as numba does, tiles would take most of a minute.
     """
 
+    function: Callable[..., None]
+    signature: object
+
+
+def native(num_arguments: int) -> Callable[[Callable[..., None]], Native]:
+    """Of `num_arguments` integers."""
     signature = types.void(*[types.intp] * num_arguments)
-
-    def compile_it(function: Callable[..., None]) -> Callable[[], int]:
-        @lru_cache
-        def address() -> int:
-            with own_cache():
-                compiled = cfunc(signature, cache=True, error_model="numpy")(function)
-            _KEPT.append(compiled)
-            return int(compiled.address)
-
-        return address
-
-    return compile_it
+    return lambda function: Native(function, signature)
 
 
 def caller(num_arguments: int) -> Callable[..., None]:

@@ -20,7 +20,7 @@ from callboard.bench.step_floor import kv_bytes, plain_matrix_bytes
 from callboard.bench.step_times import Options, Phase, Profile, Step, measure, summarize
 from callboard.checkpoints import read_shape, resolve_checkpoint
 from callboard.checkpoints.model_weights import count_parameters
-from callboard.kernels.cpu.decoder_step import PHASES
+from callboard.kernels.cpu.step_arguments import PHASES
 
 PUBLISHED = {"Qwen2.5-0.5B": 494_032_768, "TinyLlama-1.1B": 1_100_048_384, "Llama-3.2-3B": 3_212_749_824}
 """Parameters, as the models' own pages state them."""

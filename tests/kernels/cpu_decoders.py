@@ -10,8 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from callboard.checkpoints.shape import ModelShape
-from callboard.kernels.cpu.attention import TILE_QUERIES
-from callboard.kernels.cpu.decoder_step import Step
+from callboard.kernels.cpu.step_arguments import TILE_QUERIES, Step
 from callboard.models.compiled_decoder import CompiledDecoder
 from callboard.models.registry import model_family
 from callboard.tests.kernels.cpu_matrices import pack, stored_weights

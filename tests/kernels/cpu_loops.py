@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from callboard.kernels.cpu.compiled import compiled
 from callboard.kernels.cpu.floats import exp, gelu_tanh, narrow, silu
+from callboard.kernels.cpu.meeting import barrier, claim
 from callboard.kernels.cpu.reductions import largest_magnitude_of, largest_of, sum_of, sum_of_squares
-from callboard.kernels.cpu.team import barrier, claim
 
 _MANY = 1 << 20
 """More than a thread can claim that takes part."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from callboard.kernels.cpu.linear import Rows, fields_of, make_rows, multiply
+from callboard.kernels.cpu.linear import multiply
 from callboard.kernels.cpu.packing import MatrixPacker, PackedMatrix
 from callboard.kernels.cpu.rows import round_row
+from callboard.kernels.cpu.step_arguments import Rows, fields_of, make_rows
 from callboard.kernels.cpu.team import Team
 
 BITS = (4, 8, 16, 32)

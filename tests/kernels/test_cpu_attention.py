@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from callboard.kernels.cpu.attention import TILE_QUERIES, attend_chunk, attend_token, make_scratch, write_row
+from callboard.kernels.cpu.attention import attend_chunk, attend_token, write_row
+from callboard.kernels.cpu.step_arguments import TILE_QUERIES, make_scratch
 
 KV_HEADS, MAX_LEN = 2, 400
 

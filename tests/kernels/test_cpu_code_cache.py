@@ -12,7 +12,8 @@ import pytest
 from numba import config
 
 from callboard.kernels.cpu import code_cache, compiled, rows
-from callboard.kernels.cpu.code_cache import cache_folder, fingerprint, own_cache
+from callboard.kernels.cpu.code_cache import cache_folder, fingerprint
+from callboard.kernels.cpu.numba_cache import own_cache
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from callboard.kernels.cpu.linear import fields_of, multiply
+from callboard.kernels.cpu.linear import multiply
 from callboard.kernels.cpu.packing import MatrixPacker
 from callboard.kernels.cpu.quantized_rows import QuantizedRows
+from callboard.kernels.cpu.step_arguments import fields_of
 from callboard.kernels.cpu.team import Team
 from callboard.tests.kernels.cpu_matrices import (
     BITS,

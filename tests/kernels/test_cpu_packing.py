@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.kernels.cpu.embedding import read_row
-from callboard.kernels.cpu.linear import fields_of
 from callboard.kernels.cpu.packing import FORMATS, MatrixPacker, quantize
 from callboard.kernels.cpu.quantized_rows import QuantizedRows
+from callboard.kernels.cpu.step_arguments import fields_of
 from callboard.tests.kernels.cpu_matrices import (
     BITS,
     group_parameters,
