@@ -57,9 +57,10 @@ def run_child(control_fd: int, serve_http: ServeHttp | None) -> int:
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides, and ends its children itself
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # prompts come one at a time: no pool of threads for them
     os.set_inheritable(control_fd, False)
-    control: ControlSocket[ChildToSupervisor, SupervisorToChild] = ControlSocket(
-        socket.socket(fileno=control_fd), SupervisorToChild
-    )
+    ours = socket.socket(fileno=control_fd)
+    if not ours.recv(1, socket.MSG_PEEK):
+        return 0  # the start has failed before this process was needed
+    control: ControlSocket[ChildToSupervisor, SupervisorToChild] = ControlSocket(ours, SupervisorToChild)
     return uvloop.run(_Child(control, serve_http).run())
 
 

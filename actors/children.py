@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 from collections.abc import Sequence
 
 from ..errors import WouldBlock
 from ..mailbox.messages.control import ChildToSupervisor, Failed, SupervisorToChild
-from .control import ControlSocket, control_pair
+from .child_starts import ChildStart, Process
+from .control import ControlSocket
 
 
 class Child:
@@ -20,7 +20,7 @@ class Child:
         self,
         name: str,
         incarnation: int,
-        process: subprocess.Popen[bytes],
+        process: Process,
         control: ControlSocket[SupervisorToChild, ChildToSupervisor],
     ) -> None:
         self.name = name
@@ -85,35 +85,9 @@ class Child:
             os.close(self.pidfd)
 
 
-SPIN_COUNT = "10000"
-"""How long an OpenMP thread of libgomp spins at a barrier before it sleeps: about 0.2 ms.
-
-Its own default, some 5 ms, is longer than a time slice, so that on busy cores each barrier waits for a thread that a
-spinning one keeps from running. Output tokens/s at 1 and 16 streams, float32, 2 cores (AMD EPYC, AVX2): idle machine,
-default 23.0 and 154, 10,000 21.3 and 133, 3,000 20.3 and 129; under a load of 5, default 1.0 and 15, 30,000 2.9 and 26,
-3,000 10.8 and 71.
-"""
-
-
-DEVICE_ORDER = "PCI_BUS_ID"
-
-
-def spawn(name: str, incarnation: int, command: Sequence[str]) -> Child:
-    """Start a child with one end of a control socket; everything else travels over that."""
-    ours, theirs = control_pair()
-    try:
-        process = subprocess.Popen(
-            [*command, "--control-fd", str(theirs.fileno()), "--parent-pid", str(os.getpid())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=_environment(),
-            stdout=2,  # standard output is the supervisor's: it carries the ready line alone
-        )
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
+def spawn(name: str, incarnation: int, start: ChildStart) -> Child:
+    """Start a child. Raises OSError."""
+    process, ours = start.start(name)
     try:
         return Child(name, incarnation, process, ControlSocket(ours, ChildToSupervisor))
     except BaseException:  # no descriptor was left for its pidfd
@@ -121,12 +95,3 @@ def spawn(name: str, incarnation: int, command: Sequence[str]) -> Child:
         process.wait()
         ours.close()
         raise
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with GPUs counted as their driver counts them, and with libgomp's spinning bounded unless the user has said
-    how its threads shall wait."""
-    environment = {**os.environ, "CUDA_DEVICE_ORDER": DEVICE_ORDER}
-    if "OMP_WAIT_POLICY" not in environment:
-        environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    return environment

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ..mailbox.messages.control import Gone, Settled, Start, SupervisorToChild
 from ..shm_queue import Phase, ProgressLine, ProgressPage, create_mask_region, create_progress_page
 from ..topology import expand_actors, kind_of, mask_layout
 from ..topology.device import has_gpu
+from .child_starts import ChildStart
 from .children import Child, spawn
 from .description import describe_engine
 from .epoch import EpochBoards
@@ -23,14 +24,11 @@ from .wiring import Wiring
 
 
 class Crew:
-    """`command` starts a child; ` --control-fd N --parent-pid P` is appended.
+    """`on_exit` is called when a child has ended."""
 
-    `on_exit` is called when one has ended.
-    """
-
-    def __init__(self, launch: Launch, command: Sequence[str], on_exit: Callable[[Child], None]) -> None:
+    def __init__(self, launch: Launch, start: ChildStart, on_exit: Callable[[Child], None]) -> None:
         self._launch = launch
-        self._command = tuple(command)
+        self._start = start
         self._on_exit = on_exit
         self.actors_of = expand_actors(launch.topology)
         """Process -> its actors."""
@@ -93,7 +91,7 @@ class Crew:
         if self._mask_fd is not None and (has_worker or self.holds(name, "grammar")):
             fds["masks"] = self._mask_fd
         self._incarnations[name] += 1
-        child = spawn(name, self._incarnations[name], self._command)
+        child = spawn(name, self._incarnations[name], self._start)
         self.children[name] = child
         asyncio.get_running_loop().add_reader(child.pidfd, self._on_exit, child)
         child.send(

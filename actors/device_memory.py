@@ -27,7 +27,7 @@ def free_device_bytes(device: str) -> int:
 
 def driver_name(device: str) -> str:
     """What the driver's tool calls `cuda` or `cuda:N`: an index or a UUID, which CUDA_VISIBLE_DEVICES may list. Workers
-    count in the same order (`children.DEVICE_ORDER`). Raises StartFailed for one that is not visible."""
+    count in the same order (`child_starts.DEVICE_ORDER`). Raises StartFailed for one that is not visible."""
     index = int(device.partition(":")[2] or 0)
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:

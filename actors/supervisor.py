@@ -13,7 +13,7 @@ import asyncio
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import assert_never
 
 from ..errors import ActorFault, EndOfStream, StartFailed, WouldBlock
@@ -29,6 +29,7 @@ from ..mailbox.messages.control import (
     Shutdown,
 )
 from .barriers import Barriers
+from .child_starts import ChildStart
 from .children import Child
 from .crew import Crew
 from .faults import Faults
@@ -51,13 +52,13 @@ class Supervisor:
     def __init__(
         self,
         launch: Launch,
-        child_command: Sequence[str],
+        child_start: ChildStart,
         on_loading: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`child_command`: see `Crew`. `on_loading(done, total)`: bytes of weights."""
+        """`on_loading(done, total)`: bytes of weights."""
         self._on_loading = on_loading
         self._drain_timeout_s = launch.topology.server.drain_timeout_s
-        self._crew = Crew(launch, child_command, self._on_exit)
+        self._crew = Crew(launch, child_start, self._on_exit)
         self._restarts = {section.name: Restarts(section.restart) for section in launch.topology.process}
         self._barriers = Barriers()
         self._faults = Faults()

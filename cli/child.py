@@ -1,18 +1,32 @@
-"""Entry point of every child process: hands the HTTP server to processes that have a frontend."""
+"""What runs in every child process: hands the HTTP server to processes that have a frontend.
+
+`python -P -m callboard.cli.child --control-fd N --parent-pid P` is a child that was started by a command.
+"""
 
 from __future__ import annotations
 
 import argparse
 import socket
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..actors.parent_death import die_with_parent
 
 if TYPE_CHECKING:
     from ..actors.child import HttpServer
+    from ..actors.forks import ForkStart
     from ..actors.frontend_api import FrontendAPI
+    from ..topology import Topology
     from ..topology.schema import ServerSection
+
+_MODULES = {
+    "frontend": ("actors.frontend", "server.serve"),
+    "tokenizer": ("actors.tokenizer", "text.load"),
+    "scheduler": ("actors.scheduler", "scheduling.scheduler"),
+    "worker": ("actors.worker", "actors.runners"),
+}
+"""What a kind of actor is made of; a model's part comes when the device and the model are known."""
 
 
 async def serve_http(frontend: FrontendAPI, settings: ServerSection, sock: socket.socket) -> HttpServer:
@@ -20,6 +34,23 @@ async def serve_http(frontend: FrontendAPI, settings: ServerSection, sock: socke
     from ..server import start_server
 
     return await start_server(frontend, settings, sock)
+
+
+def child_start(topology: Topology) -> ForkStart:
+    """Forks the children of an engine, which import what their actors are made of before they are told anything."""
+    from ..actors.child import run_child
+    from ..actors.forks import ForkStart
+    from ..topology import expand_actors, kind_of
+
+    kinds = {name: {kind_of(actor) for actor in actors} for name, actors in expand_actors(topology).items()}
+
+    def run(name: str, control_fd: int) -> int:
+        for kind in kinds[name]:
+            for module in _MODULES[kind]:
+                import_module(f"...{module}", __name__)
+        return run_child(control_fd, serve_http)
+
+    return ForkStart(run)
 
 
 def main() -> None:

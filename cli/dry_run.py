@@ -20,7 +20,7 @@ from ..errors import CallboardError, EngineFailure, InvalidRequest, StartFailed
 from ..topology import Topology, load_topology
 from ..topology.plan import split_kind
 from ..topology.schema import NULL_DEVICE
-from .serve import CHILD_COMMAND
+from .child import child_start
 from .shown_progress import shown_progress
 
 _PROMPT = "Is anybody there?"
@@ -51,7 +51,7 @@ def _without_model(topology: Topology) -> Topology:
 
 
 async def _run(launch: Launch) -> int:
-    supervisor = Supervisor(launch, CHILD_COMMAND)
+    supervisor = Supervisor(launch, child_start(launch.topology))
     watch_signals(supervisor)
     await supervisor.start()
     stopped = asyncio.ensure_future(supervisor.wait())

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..actors.forks import ForkStart
 from ..actors.launch import Launch, prepare_launch
 from ..actors.supervisor import Supervisor, watch_signals
 from ..errors import ConfigError
-from ..topology import AUTO, Topology, find_device, load_topology, topology_from
+from ..topology import AUTO, Topology, expand_actors, find_device, load_topology, topology_from
+from .child import child_start
 from .shown_progress import shown_progress
-
-CHILD_COMMAND = (sys.executable, "-P", "-m", "callboard.cli.child")
 
 
 def serve_topology(model: str | None, file: Path | None, overrides: Sequence[str], device: str | None = None) -> int:
     """Serve until stopped; returns the exit status. Raises StartFailed."""
     topology = read_topology(file, model, overrides, device)
-    with shown_progress() as bars:
-        launch = prepare_launch(topology, progress=bars)
-    return asyncio.run(_serve(launch))
+    children = child_start(topology)
+    try:
+        children.start_early(*expand_actors(topology))
+        with shown_progress() as bars:
+            launch = prepare_launch(topology, progress=bars)
+        return asyncio.run(_serve(launch, children))
+    finally:
+        children.close()
 
 
 def read_topology(
@@ -38,9 +42,9 @@ def read_topology(
     return topology_from(model, overrides, device=find_device(device or AUTO))
 
 
-async def _serve(launch: Launch) -> int:
+async def _serve(launch: Launch, children: ForkStart) -> int:
     with shown_progress() as bars:
-        supervisor = Supervisor(launch, CHILD_COMMAND, on_loading=bars.loading)
+        supervisor = Supervisor(launch, children, on_loading=bars.loading)
         watch_signals(supervisor)
         await supervisor.start()
     print(f"ready {supervisor.url}", flush=True)

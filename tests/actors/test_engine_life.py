@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from callboard.actors.child_starts import CommandStart
 from callboard.actors.launch import Launch, prepare_launch
 from callboard.actors.supervisor import Supervisor
 from callboard.errors import StartFailed
@@ -91,7 +92,7 @@ def serve(launch: Launch, act: Act) -> int:
     """Start an engine, run `act`, stop it; the exit status."""
 
     async def main() -> int:
-        supervisor = Supervisor(launch, CHILD)
+        supervisor = Supervisor(launch, CommandStart(CHILD))
         await supervisor.start()
         waiting = asyncio.ensure_future(supervisor.wait())
         try:
@@ -188,7 +189,7 @@ def test_a_stop_during_the_start_leaves_nothing(tiny_llama_dir: Path, moment: st
     ready = launch(tiny_llama_dir)
 
     async def main() -> None:
-        supervisor = Supervisor(ready, CHILD)
+        supervisor = Supervisor(ready, CommandStart(CHILD))
         if moment == "before":
             supervisor.request_stop()
         else:
@@ -209,7 +210,7 @@ def test_a_child_that_fails_to_start_says_why(tiny_llama_dir: Path, tmp_path: Pa
 
     async def main() -> None:
         with pytest.raises(StartFailed, match="tokenizer"):
-            await Supervisor(ready, CHILD).start()
+            await Supervisor(ready, CommandStart(CHILD)).start()
 
     before, known = descriptors(), children().keys()
     asyncio.run(main())

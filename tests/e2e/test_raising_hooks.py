@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from callboard.actors.child_starts import CommandStart
 from callboard.actors.supervisor import Supervisor
 from callboard.tests.actors.test_engine_life import launch
 from callboard.tests.e2e.raising_child import PLACES, PLANTED_LENGTH, PLANTED_TOP, seed_of
@@ -77,7 +78,7 @@ def test_one_of_64_raises_in_each_place_in_turn(tiny_llama_dir: Path) -> None:
     async def main() -> int:
         supervisor = Supervisor(
             launch(tiny_llama_dir, "kv_cache.num_blocks=512", "process.worker.device=cpu", "process.worker.threads=1"),
-            CHILD,
+            CommandStart(CHILD),
         )
         await supervisor.start()
         waiting = asyncio.ensure_future(supervisor.wait())
