@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from callboard.actors.forks import ForkStart
 
 marker = os.memfd_create("marker", 0)  # inheritable
-ran = []
+ran, outer = [], None
 import atexit
 atexit.register(lambda: ran.append("parent"))
 
@@ -149,8 +150,6 @@ def test_it_ends_with_its_supervisor():
     supervisor.wait()
     supervisor.stdout.close()
     with os.fdopen(child) as pidfd:
-        import select
-
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         assert poll.poll(60_000), "the kernel ends it"
