@@ -56,6 +56,7 @@ def run_child(control_fd: int, serve_http: ServeHttp | None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or service manager may signal the whole group:
         signal.signal(number, signal.SIG_IGN)  # the supervisor decides, and ends its children itself
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # prompts come one at a time: no pool of threads for them
+    gc.disable()  # until all is there that will stay: a vocabulary alone is looked through dozens of times
     os.set_inheritable(control_fd, False)
     ours = socket.socket(fileno=control_fd)
     if not ours.recv(1, socket.MSG_PEEK):
@@ -85,6 +86,7 @@ class _Child:
             await self._start_servers(cast, start)
             gc.collect()
             gc.freeze()
+            gc.enable()
             seconds = (time.monotonic_ns() - started_ns) / 1e9
             phases = (("start", seconds),)
             self._control.send(Ready(start.process, start.incarnation, phases, cast.num_measured_blocks))

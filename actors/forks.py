@@ -54,10 +54,9 @@ class ForkStart:
     def start(self, name: str) -> tuple[Process, socket.socket]:
         return self._early.pop(name, None) or _fork(name, self._run)
 
-    def start_early(self, *names: str) -> None:
-        """Children that import their parts while the caller finds out what to tell them."""
-        for name in names:
-            self._early[name] = _fork(name, self._run)
+    def start_early(self, name: str) -> None:
+        """A child that imports its parts while the caller finds out what to tell it."""
+        self._early[name] = _fork(name, self._run)
 
     def close(self) -> None:
         """End those that nobody has asked for."""

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -49,7 +50,7 @@ class GGUFTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class GGUFFile(msgspec.Struct, frozen=True):
-    """What the head of a GGUF file says."""
+    """What the head of a GGUF file says. A list's items are of one type, for the file states it once."""
 
     path: str
     metadata: Mapping[str, GGUFValue]
@@ -90,8 +91,8 @@ class GGUFFile(msgspec.Struct, frozen=True):
         value = self.metadata.get(key)
         if value is None:
             return None
-        if isinstance(value, list) and all(isinstance(item, str) for item in value):
-            return [item for item in value if isinstance(item, str)]
+        if isinstance(value, list) and isinstance(next(iter(value), ""), str):
+            return cast("list[str]", value)
         raise self._wrong(key, value, "a list of strings")
 
     def integers(self, key: str) -> list[int] | None:
@@ -99,8 +100,8 @@ class GGUFFile(msgspec.Struct, frozen=True):
         value = self.metadata.get(key)
         if value is None:
             return None
-        if isinstance(value, list) and all(type(item) is int for item in value):
-            return [item for item in value if isinstance(item, int)]
+        if isinstance(value, list) and type(next(iter(value), 0)) is int:
+            return cast("list[int]", value)
         raise self._wrong(key, value, "a list of integers")
 
     def numbers(self, key: str) -> list[float] | None:

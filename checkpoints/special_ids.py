@@ -69,11 +69,8 @@ def gguf_special_ids(path: str) -> SpecialIds:
 
 def _ends_of_turn(file: GGUFFile) -> list[int]:
     tokens, kinds = file.texts("tokenizer.ggml.tokens") or [], file.integers("tokenizer.ggml.token_type") or []
-    return [
-        token_id
-        for token_id, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if kind == _CONTROL and token in _ENDS_OF_TURN
-    ]
+    control = [token_id for token_id, kind in enumerate(kinds[: len(tokens)]) if kind == _CONTROL]
+    return [token_id for token_id in control if tokens[token_id] in _ENDS_OF_TURN]
 
 
 def hf_special_ids(directory: str) -> SpecialIds:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import socket
+import ssl
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -45,12 +46,35 @@ def child_start(topology: Topology) -> ForkStart:
     kinds = {name: {kind_of(actor) for actor in actors} for name, actors in expand_actors(topology).items()}
 
     def run(name: str, control_fd: int) -> int:
+        if "frontend" in kinds[name]:
+            _import_aiohttp()
         for kind in kinds[name]:
             for module in _MODULES[kind]:
                 import_module(f"...{module}", __name__)
         return run_child(control_fd, serve_http)
 
     return ForkStart(run)
+
+
+def start_early(children: ForkStart, topology: Topology, *, has_worker: bool) -> None:
+    """Processes with a worker, or those without. These have much to import: they are forked before the model is known.
+    A worker is forked after that: what the supervisor has read of the model's files the worker has then read, too."""
+    from ..topology import expand_actors, kind_of
+
+    for name, actors in expand_actors(topology).items():
+        if any(kind_of(actor) == "worker" for actor in actors) == has_worker:
+            children.start_early(name)
+
+
+def _import_aiohttp() -> None:
+    """Without the machine's certificates, which its client would read at once: no process here is a client, and they
+    take longer than all else of it."""
+    read = ssl.SSLContext.load_default_certs
+    ssl.SSLContext.load_default_certs = lambda *_: None  # type: ignore[method-assign]
+    try:
+        import_module("aiohttp")
+    finally:
+        ssl.SSLContext.load_default_certs = read  # type: ignore[method-assign]
 
 
 def main() -> None:

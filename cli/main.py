@@ -72,6 +72,9 @@ def serve(
 
     All else is set in a topology file or with --set: docs/topology.md. docs/vllm_options.md has vLLM's options.
     """
+    from .few_threads import import_numpy
+
+    import_numpy()
     from .serve import serve_topology
 
     settings = list(overrides or ())

@@ -10,8 +10,8 @@ from ..actors.forks import ForkStart
 from ..actors.launch import Launch, prepare_launch
 from ..actors.supervisor import Supervisor, watch_signals
 from ..errors import ConfigError
-from ..topology import AUTO, Topology, expand_actors, find_device, load_topology, topology_from
-from .child import child_start
+from ..topology import AUTO, Topology, find_device, load_topology, topology_from
+from .child import child_start, start_early
 from .shown_progress import shown_progress
 
 
@@ -20,9 +20,10 @@ def serve_topology(model: str | None, file: Path | None, overrides: Sequence[str
     topology = read_topology(file, model, overrides, device)
     children = child_start(topology)
     try:
-        children.start_early(*expand_actors(topology))
+        start_early(children, topology, has_worker=False)
         with shown_progress() as bars:
             launch = prepare_launch(topology, progress=bars)
+        start_early(children, topology, has_worker=True)  # not while a thread draws bars
         return asyncio.run(_serve(launch, children))
     finally:
         children.close()

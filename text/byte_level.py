@@ -6,6 +6,8 @@ U+0100 and on, in ascending order.
 
 from __future__ import annotations
 
+import codecs
+
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 
@@ -13,9 +15,13 @@ CHARACTER_TO_BYTE: dict[str, int] = {chr(byte): byte for byte in _PRINTABLE}
 CHARACTER_TO_BYTE.update({chr(256 + index): byte for index, byte in enumerate(_OTHERS)})
 
 
+_CHARACTERS = {byte: character for character, byte in CHARACTER_TO_BYTE.items()}
+_ENCODING = codecs.charmap_build("".join(_CHARACTERS[byte] for byte in range(256)))
+
+
 def byte_level_bytes(token: str) -> bytes:
     """The bytes of a byte-level token; a token with a character outside the alphabet is an added one: its own UTF-8."""
     try:
-        return bytes([CHARACTER_TO_BYTE[character] for character in token])
-    except KeyError:
+        return codecs.charmap_encode(token, "strict", _ENCODING)[0]
+    except UnicodeEncodeError:
         return token.encode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import tokenizers
 from tokenizers import AddedToken, decoders, models, processors
 
@@ -83,7 +85,7 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], kinds: list[int]) -> token
 
 def _byte_level(file: GGUFFile, rule: SplitRule, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    merges = [_pair(file, merge) for merge in file.texts("tokenizer.ggml.merges") or ()]
+    merges = _pairs(file)
     try:
         model = models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=rule.ignores_merges)
     except Exception as error:  # the package raises bare Exception for merges that do not fit the vocabulary
@@ -113,11 +115,13 @@ def _rule(file: GGUFFile) -> SplitRule:
     return SPLIT_RULES[pre]
 
 
-def _pair(file: GGUFFile, merge: str) -> tuple[str, str]:
-    left, separator, right = merge.partition(" ")
-    if not separator or " " in right:
-        raise CorruptCheckpoint(f"{file.path}: {merge[:80]!r} in tokenizer.ggml.merges is not a pair of tokens")
-    return left, right
+def _pairs(file: GGUFFile) -> list[tuple[str, str]]:
+    merges = file.texts("tokenizer.ggml.merges") or []
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    for merge, pair in zip(merges, pairs, strict=True):
+        if len(pair) != 2:
+            raise CorruptCheckpoint(f"{file.path}: {merge[:80]!r} in tokenizer.ggml.merges is not a pair of tokens")
+    return cast("list[tuple[str, str]]", pairs)
 
 
 def _add_marked_tokens(backend: tokenizers.Tokenizer, tokens: list[str], kinds: list[int]) -> None:

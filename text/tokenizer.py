@@ -47,19 +47,21 @@ class Tokenizer:
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
         if self.vocab_size > 2 * len(vocabulary) + MAX_UNUSED_IDS:
             raise CorruptCheckpoint(f"{where}: {len(vocabulary):,} tokens have ids up to {self.vocab_size - 1:,}")
-        tokens = self._strings = [backend.id_to_token(token_id) or "" for token_id in range(self.vocab_size)]
+        added = backend.get_added_tokens_decoder()
+        tokens = self._strings = [""] * self.vocab_size
+        for token, token_id in (*vocabulary.items(), *((token.content, token_id) for token_id, token in added.items())):
+            tokens[token_id] = token
         # As the backend does it: a token is special by its text.
-        special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+        special = {token.content for token in added.values() if token.special}
         self._special = [token in special for token in tokens]
         to_bytes: Callable[[str], bytes] = byte_level_bytes if self.is_byte_level else sentencepiece_bytes
         self._bytes = [to_bytes(token) for token in tokens]
         self._longest = max(map(len, (*tokens, " ")))
         """Characters of the longest token, at least 1; a byte is a character of a byte-level token."""
-        added = backend.get_added_tokens_decoder().values()
-        takes_space = any(token.lstrip or token.rstrip for token in added)
+        takes_space = any(token.lstrip or token.rstrip for token in added.values())
         self._keeps_length = not takes_space and keeps_length(backend, self.is_byte_level)
         self._visible = [b"" if skipped else data for skipped, data in zip(self._special, self._bytes, strict=True)]
-        self._is_byte_piece = [not self.is_byte_level and is_byte_piece(token) for token in tokens]
+        self._is_byte_piece = [False] * len(tokens) if self.is_byte_level else [is_byte_piece(t) for t in tokens]
         letters = (i for i, token in enumerate(tokens) if token.isascii() and token.isalpha() and not self._special[i])
         self.letter_id = next(letters, None)
         """A token of letters alone, None if there is none."""

@@ -66,7 +66,8 @@ async def main():
     return told
 
 starts = ForkStart(about_me)
-starts.start_early("waiting", "early")
+starts.start_early("waiting")
+starts.start_early("early")
 early, control = starts.start("early")
 told = {"early": (json.loads(control.recv(100000))["comm"], early.wait())}
 told |= asyncio.run(main())
