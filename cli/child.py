@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import socket
-import ssl
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -67,14 +66,17 @@ def start_early(children: ForkStart, topology: Topology, *, has_worker: bool) ->
 
 
 def _import_aiohttp() -> None:
-    """Without the machine's certificates, which its client would read at once: no process here is a client, and they
-    take longer than all else of it."""
-    read = ssl.SSLContext.load_default_certs
-    ssl.SSLContext.load_default_certs = lambda *_: None  # type: ignore[method-assign]
+    """As where Python has no TLS: no process here speaks it, and its client would read the machine's certificates at
+    once, which takes longer than all else of it."""
+    import_module("urllib.request")  # it is told nothing: others want it whole
+    tls = sys.modules.pop("ssl", None)
+    sys.modules["ssl"] = None  # type: ignore[assignment]  # how an import is told that there is no such module
     try:
-        import_module("aiohttp")
+        import_module("aiohttp.web")
     finally:
-        ssl.SSLContext.load_default_certs = read  # type: ignore[method-assign]
+        del sys.modules["ssl"]
+        if tls is not None:
+            sys.modules["ssl"] = tls
 
 
 def main() -> None:

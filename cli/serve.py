@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from .shown_progress import shown_progress
 
 def serve_topology(model: str | None, file: Path | None, overrides: Sequence[str], device: str | None = None) -> int:
     """Serve until stopped; returns the exit status. Raises StartFailed."""
+    gc.disable()  # what a start makes stays
     topology = read_topology(file, model, overrides, device)
     children = child_start(topology)
     try:
@@ -48,5 +50,7 @@ async def _serve(launch: Launch, children: ForkStart) -> int:
         supervisor = Supervisor(launch, children, on_loading=bars.loading)
         watch_signals(supervisor)
         await supervisor.start()
+    gc.freeze()
+    gc.enable()
     print(f"ready {supervisor.url}", flush=True)
     return await supervisor.wait()

@@ -35,7 +35,7 @@ def read_quantized(raw: Bytes, type_name: str) -> QuantizedRows:
 
 
 def _half(blocks: Bytes, at: int) -> Halves:
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)
+    return np.ascontiguousarray(blocks[:, at : at + 2].view(np.float16))
 
 
 def _nibbles(blocks: Bytes, first: int, group: int) -> Bytes:

@@ -14,6 +14,7 @@ from .pre_tokenizers import SPLIT_RULES, SplitRule, split_normalizer, split_pre_
 from .sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary, build_sentencepiece
 from .tokenizer import Tokenizer
 
+_MARKED = {UNKNOWN, CONTROL, USER_DEFINED}
 _SPECIAL_ROLES = ("bos", "eos", "unknown", "padding", "separator", "mask")
 _TEMPLATE_NAMES = {"unknown": "unk_token", "padding": "pad_token", "separator": "sep_token"}
 
@@ -28,13 +29,14 @@ def load_gguf_tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> To
     if not tokens:
         raise CorruptCheckpoint(f"{file.path} has no tokenizer.ggml.tokens")
     special = read_special_ids(checkpoint)
+    backend = _build(file, tokens, special.bos_token_id, special.eos_token_ids)
     source = read_chat_template(checkpoint) if chat_template is None else chat_template
     template = None
     if source:
         where = f"the chat template of {file.path}" if chat_template is None else "the given chat template"
         template = ChatTemplate(source, _named_tokens(file, tokens), where=where)
     return Tokenizer(
-        _build(file, tokens, special.bos_token_id, special.eos_token_ids),
+        backend,
         bos_token_id=special.bos_token_id,
         eos_token_ids=special.eos_token_ids,
         chat_template=template,
@@ -126,9 +128,9 @@ def _pairs(file: GGUFFile) -> list[tuple[str, str]]:
 
 def _add_marked_tokens(backend: tokenizers.Tokenizer, tokens: list[str], kinds: list[int]) -> None:
     """Tokens that text is searched for before it is split: control tokens, which are special, and user-defined ones."""
-    marked = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if token]
+    marked = [(tokens[i], kind) for i, kind in enumerate(kinds) if kind in _MARKED and tokens[i]]
     backend.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token, kind in marked if kind in (UNKNOWN, CONTROL)]
+        [AddedToken(token, special=True, normalized=False) for token, kind in marked if kind != USER_DEFINED]
     )
     backend.add_tokens(
         [AddedToken(token, special=False, normalized=False) for token, kind in marked if kind == USER_DEFINED]
