@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import tokenizers
 
@@ -54,14 +54,11 @@ class Tokenizer:
         # As the backend does it: a token is special by its text.
         special = {token.content for token in added.values() if token.special}
         self._special = [token in special for token in tokens]
-        to_bytes: Callable[[str], bytes] = byte_level_bytes if self.is_byte_level else sentencepiece_bytes
-        self._bytes = [to_bytes(token) for token in tokens]
+        self._bytes = _Spelling(tokens, byte_level_bytes if self.is_byte_level else sentencepiece_bytes)
         self._longest = max(map(len, (*tokens, " ")))
         """Characters of the longest token, at least 1; a byte is a character of a byte-level token."""
         takes_space = any(token.lstrip or token.rstrip for token in added.values())
         self._keeps_length = not takes_space and keeps_length(backend, self.is_byte_level)
-        self._visible = [b"" if skipped else data for skipped, data in zip(self._special, self._bytes, strict=True)]
-        self._is_byte_piece = [False] * len(tokens) if self.is_byte_level else [is_byte_piece(t) for t in tokens]
         letters = (i for i, token in enumerate(tokens) if token.isascii() and token.isalpha() and not self._special[i])
         self.letter_id = next(letters, None)
         """A token of letters alone, None if there is none."""
@@ -105,9 +102,11 @@ class Tokenizer:
 
     def joined_bytes(self, ids: Iterable[int], skip_special_tokens: bool) -> bytes:
         """The bytes of `ids`, one token's after the other's."""
-        table = self._visible if skip_special_tokens else self._bytes
-        num_tokens = self.vocab_size
-        return b"".join([table[token_id] for token_id in ids if 0 <= token_id < num_tokens])
+        spelling, special, num_tokens = self._bytes, self._special, self.vocab_size
+        known = [token_id for token_id in ids if 0 <= token_id < num_tokens]
+        if skip_special_tokens:
+            known = [token_id for token_id in known if not special[token_id]]
+        return b"".join([spelling[token_id] for token_id in known])
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of one token, which may be part of a character; of a special token its text."""
@@ -132,7 +131,18 @@ class Tokenizer:
 
     def is_byte_piece(self, token_id: int) -> bool:
         """Whether the token is one raw byte of a SentencePiece-like vocabulary; False in a byte-level one."""
-        return 0 <= token_id < self.vocab_size and self._is_byte_piece[token_id]
+        return not self.is_byte_level and is_byte_piece(self.token_string(token_id))
+
+
+class _Spelling(dict[int, bytes]):
+    """Token id -> its bytes, found when they are asked for first."""
+
+    def __init__(self, tokens: Sequence[str], to_bytes: Callable[[str], bytes]) -> None:
+        self._tokens, self._to_bytes = tokens, to_bytes
+
+    def __missing__(self, token_id: int) -> bytes:
+        data = self[token_id] = self._to_bytes(self._tokens[token_id])
+        return data
 
 
 def is_byte_piece(token: str) -> bool:
