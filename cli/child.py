@@ -48,7 +48,7 @@ def child_start(topology: Topology) -> ForkStart:
         if "frontend" in kinds[name]:
             _import_aiohttp()
         for kind in kinds[name]:
-            for module in _MODULES[kind]:
+            for module in _MODULES.get(kind, ()):
                 import_module(f"...{module}", __name__)
         return run_child(control_fd, serve_http)
 
