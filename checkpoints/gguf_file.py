@@ -34,6 +34,9 @@ _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q
 _SCALARS: dict[int, struct.Struct] = {number: struct.Struct("<" + code) for number, code in _CODES.items()}
 _STRING, _ARRAY = 8, 9
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
+_UPPER_BYTES = bytes(7)
+"""Of the length of a short string."""
+_WINDOW_BYTES = 1 << 18
 
 
 class GGUFTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -198,23 +201,29 @@ class _Head:
             raise CorruptCheckpoint(f"{self.path}: {what} at byte {start:,} is not UTF-8") from error
 
     def strings(self, length: int, what: str) -> list[str]:
-        """`length` strings: a vocabulary has hundreds of thousands, so nothing is called for each."""
-        view, unpack, size, at = self.view, _U64.unpack_from, self.size, self.at
+        """`length` strings: a vocabulary has hundreds of thousands."""
         items: list[str] = []
-        try:
-            while len(items) < length:
-                start = at + 8
-                end = start + unpack(view, at)[0]
-                if end > size:
-                    break
-                items.append(view[start:end].decode())
-                at = end
-        except (struct.error, UnicodeDecodeError):
-            pass
-        self.at = at
-        if len(items) < length:
-            items.append(self.string(what))  # raises: it says what is wrong
+        while len(items) < length:
+            self.short_strings(items, length)
+            if len(items) < length:
+                items.append(self.string(what))  # a longer one, or one that is wrong: it says how
         return items
+
+    def short_strings(self, items: list[str], length: int) -> None:
+        """Those of less than 256 bytes that come next, up to `length` items; it may stop at any. Nothing is called for
+        each but what decodes it."""
+        window = self.view[self.at : self.at + _WINDOW_BYTES]
+        at = 0
+        try:
+            for _ in range(length - len(items)):
+                start = at + 8
+                if window[at + 1 : start] != _UPPER_BYTES or start + window[at] > len(window):
+                    break
+                items.append(window[start : start + window[at]].decode())
+                at = start + window[at]
+        except UnicodeDecodeError:
+            pass
+        self.at += at
 
     def entries(self, num_entries: int) -> dict[str, GGUFValue]:
         metadata: dict[str, GGUFValue] = {}

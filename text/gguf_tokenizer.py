@@ -41,6 +41,7 @@ def load_gguf_tokenizer(checkpoint: Checkpoint, chat_template: str | None) -> To
         eos_token_ids=special.eos_token_ids,
         chat_template=template,
         where=file.path,
+        strings=tokens,
     )
 
 

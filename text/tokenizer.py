@@ -30,8 +30,10 @@ class Tokenizer:
         eos_token_ids: tuple[int, ...],
         chat_template: ChatTemplate | None,
         where: str,
+        strings: list[str] | None = None,
     ) -> None:
-        """Takes over `backend`; `where` names the files in errors.
+        """Takes over `backend`; `where` names the files in errors. `strings`: the vocabulary in the order of ids, where
+        the caller has it, added tokens included.
 
         Raises UnsupportedModel for a decoder other than byte-level or SentencePiece-like, CorruptCheckpoint for ids far
         beyond the number of tokens: there are tables by id.
@@ -43,14 +45,11 @@ class Tokenizer:
         self.eos_token_ids = eos_token_ids
         self.chat_template = chat_template
         self.is_byte_level = _is_byte_level(backend, where)
-        vocabulary = backend.get_vocab(with_added_tokens=True)
-        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
-        if self.vocab_size > 2 * len(vocabulary) + MAX_UNUSED_IDS:
-            raise CorruptCheckpoint(f"{where}: {len(vocabulary):,} tokens have ids up to {self.vocab_size - 1:,}")
+        if strings is None or len(strings) != backend.get_vocab_size(with_added_tokens=True):  # some stand there twice
+            strings = _strings_of(backend, where)
+        tokens = self._strings = strings
+        self.vocab_size = len(tokens)
         added = backend.get_added_tokens_decoder()
-        tokens = self._strings = [""] * self.vocab_size
-        for token, token_id in (*vocabulary.items(), *((token.content, token_id) for token_id, token in added.items())):
-            tokens[token_id] = token
         # As the backend does it: a token is special by its text.
         special = {token.content for token in added.values() if token.special}
         self._special = [token in special for token in tokens]
@@ -132,6 +131,19 @@ class Tokenizer:
     def is_byte_piece(self, token_id: int) -> bool:
         """Whether the token is one raw byte of a SentencePiece-like vocabulary; False in a byte-level one."""
         return not self.is_byte_level and is_byte_piece(self.token_string(token_id))
+
+
+def _strings_of(backend: tokenizers.Tokenizer, where: str) -> list[str]:
+    """By id; empty where there is no token."""
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    size = 1 + max(vocabulary.values(), default=-1)
+    if size > 2 * len(vocabulary) + MAX_UNUSED_IDS:
+        raise CorruptCheckpoint(f"{where}: {len(vocabulary):,} tokens have ids up to {size - 1:,}")
+    strings = [""] * size
+    added = ((token.content, token_id) for token_id, token in backend.get_added_tokens_decoder().items())
+    for token, token_id in (*vocabulary.items(), *added):
+        strings[token_id] = token
+    return strings
 
 
 class _Spelling(dict[int, bytes]):
