@@ -45,7 +45,7 @@ class CompiledDecoder:
         self.shape, self.weights = shape, weights
         self._fine_from = FINE_FROM[activation_bits]
         self._model = _kernel_model(shape, family, weights, max_model_len)
-        self._head = fields_of(weights.head)
+        self._head = Packed(fields_of(weights.head))
         self._team = Team(num_threads)
         sizes = shape.num_heads, shape.num_kv_heads, shape.head_dim, max_model_len
         self._scratch = [Packed(make_scratch(*sizes)) for _ in range(num_threads)]
@@ -53,9 +53,10 @@ class CompiledDecoder:
         """Of each thread and phase (`kernels.PHASES`), in the processor's units."""
         self._packed_model, self._packed_state = Packed(self._model), Packed(self._team.state)
         self._packed_times = [Packed(of_thread) for of_thread in self.times]
+        self._packed_cache = Packed(())
         self._columns = max(shape.hidden_size, shape.intermediate_size, shape.num_heads * shape.head_dim)
-        self._buffers, self._packed_buffers = self._make_buffers(_FIRST_CAPACITY)
-        self._logits = np.zeros((_FIRST_CAPACITY, weights.head.num_panels * PANEL_ROWS), np.float32)
+        self._make_buffers(_FIRST_CAPACITY)
+        self._make_logits(_FIRST_CAPACITY)
 
     @property
     def num_weight_bytes(self) -> int:
@@ -74,7 +75,9 @@ class CompiledDecoder:
         num_tokens = step.token_ids.size
         self._ensure(num_tokens)
         state, model, scratch, times = self._packed_state, self._packed_model, self._scratch, self._packed_times
-        buffers, packed_step, packed_cache = self._packed_buffers, Packed(step), Packed(cache)
+        if self._packed_cache.value is not cache:
+            self._packed_cache = Packed(cache)
+        buffers, packed_step, packed_cache = self._packed_buffers, Packed(step), self._packed_cache
 
         def work(index: int) -> None:
             run_layers(state, index, model, packed_step, buffers, packed_cache, scratch[index], times[index])
@@ -87,16 +90,16 @@ class CompiledDecoder:
         num_rows = len(hidden)
         self._ensure(num_rows)
         if num_rows > len(self._logits):
-            self._logits = np.zeros((_capacity(num_rows), self._logits.shape[1]), np.float32)
-        state, times, logits = self._packed_state, self._packed_times, self._logits
-        rows, head, packed_logits = Packed(self._buffers.rows), Packed(self._head), Packed(logits)
+            self._make_logits(_capacity(num_rows))
+        state, times, rows, head = self._packed_state, self._packed_times, self._packed_rows, self._head
+        count, logits = Packed(num_rows), self._packed_logits
         self._buffers.rows.x[:num_rows, : self.shape.hidden_size] = hidden
 
         def work(index: int) -> None:
-            compute_logits(state, index, head, rows, num_rows, packed_logits, times[index])
+            compute_logits(state, index, head, rows, count, logits, times[index])
 
         self._team.run(work)
-        return logits[:num_rows, : self.shape.vocab_size]
+        return self._logits[:num_rows, : self.shape.vocab_size]
 
     def close(self) -> None:
         """End the team."""
@@ -104,12 +107,16 @@ class CompiledDecoder:
 
     def _ensure(self, num_rows: int) -> None:
         if num_rows > len(self._buffers.hidden):
-            self._buffers, self._packed_buffers = self._make_buffers(_capacity(num_rows))
+            self._make_buffers(_capacity(num_rows))
 
-    def _make_buffers(self, capacity: int) -> tuple[kernels.Buffers, Packed]:
+    def _make_logits(self, capacity: int) -> None:
+        self._logits = np.zeros((capacity, self.weights.head.num_panels * PANEL_ROWS), np.float32)
+        self._packed_logits = Packed(self._logits)
+
+    def _make_buffers(self, capacity: int) -> None:
         shape = self.shape
         heads = np.zeros((capacity, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim), np.float32)
-        buffers = kernels.Buffers(
+        self._buffers = kernels.Buffers(
             hidden=np.zeros((capacity, shape.hidden_size), np.float32),
             rows=make_rows(capacity, self._columns, self._fine_from),
             qkv=heads.reshape(capacity, -1),
@@ -117,7 +124,7 @@ class CompiledDecoder:
             wide=np.zeros((capacity, 2 * shape.intermediate_size), np.float32),
             narrow=np.zeros((capacity, shape.hidden_size), np.float32),
         )
-        return buffers, Packed(buffers)
+        self._packed_buffers, self._packed_rows = Packed(self._buffers), Packed(self._buffers.rows)
 
 
 def load_compiled_model(

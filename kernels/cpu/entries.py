@@ -6,7 +6,6 @@ numba, which compiles, is imported only where something has to be compiled: it t
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
@@ -37,8 +36,7 @@ class CompiledFunction:
         code = self._codes.get(kinds)
         if code is None:
             code = self._codes[kinds] = self._find(kinds, parts)
-        words = [word for part in parts for word in part.words]
-        return code(struct.pack(f"{len(words)}q", *words))
+        return code(b"".join([part.words for part in parts]))
 
     def _find(self, kinds: str, parts: list[Packed]) -> _Code:
         key = f"{self._module}.{self._name}-{sha256(kinds.encode()).hexdigest()[:16]}"

@@ -10,6 +10,9 @@
 
 from __future__ import annotations
 
+import struct
+from ctypes import addressof, c_char
+
 import numpy as np
 
 
@@ -25,30 +28,32 @@ class Packed:
         self.value = value
         self.kinds = "".join(kinds)
         """Which type numba sees in it."""
-        self.words = words
+        self.words = struct.pack(f"{len(words)}q", *words)
 
 
 def _add(value: object, kinds: list[str], words: list[int]) -> None:
-    match value:
-        case np.ndarray():
-            flags = value.flags
-            layout = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
-            kinds.append(f"{layout}{value.ndim}{value.dtype.char}{'' if flags.writeable else 'r'},")
-            address = value.__array_interface__["data"][0]
-            words += (0, 0, value.size, value.itemsize, address, *value.shape, *value.strides)
-        case tuple():
-            kinds.append(f"{type(value).__name__}(")
-            for field in value:
-                _add(field, kinds, words)
-            kinds.append(")")
-        case bool():
-            kinds.append("?")
-            words.append(int(value))
-        case int():
-            kinds.append("q")
-            words.append(value)
-        case np.float32() | np.int64() | np.uint64():
-            kinds.append(value.dtype.char)
-            words.append(int(value.view(np.int32 if value.itemsize == 4 else np.int64)))
-        case _:
-            raise TypeError(f"no argument of compiled code: {type(value).__name__}")
+    if isinstance(value, np.ndarray):
+        flags = value.flags
+        layout = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
+        kinds.append(f"{layout}{value.ndim}{value.dtype.char}{'' if flags.writeable else 'r'},")
+        if value.size and layout == "C" and flags.writeable:
+            address = addressof(c_char.from_buffer(value))  # a fifth of the time that numpy takes to tell it
+        else:
+            address = value.ctypes.data
+        words += (0, 0, value.size, value.itemsize, address, *value.shape, *value.strides)
+    elif isinstance(value, tuple):
+        kinds.append(f"{type(value).__name__}(")
+        for field in value:
+            _add(field, kinds, words)
+        kinds.append(")")
+    elif isinstance(value, bool):
+        kinds.append("?")
+        words.append(int(value))
+    elif isinstance(value, int):
+        kinds.append("q")
+        words.append(value)
+    elif isinstance(value, np.float32 | np.int64 | np.uint64):
+        kinds.append(value.dtype.char)
+        words.append(int(value.view(np.int32 if value.itemsize == 4 else np.int64)))
+    else:
+        raise TypeError(f"no argument of compiled code: {type(value).__name__}")

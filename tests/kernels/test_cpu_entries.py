@@ -78,7 +78,7 @@ def test_packed_arguments_are_the_same_arguments_for_every_thread():
 def test_words_are_the_arrays_own():
     array = np.arange(24, dtype=np.int16).reshape(2, 3, 4)[:, ::2]
     packed = Packed((array, 7, True, np.float32(1.5)))
-    owner, parent, size, itemsize, address, *rest = packed.words
+    owner, parent, size, itemsize, address, *rest = np.frombuffer(packed.words, np.int64).tolist()
     assert (owner, parent, size, itemsize, address) == (0, 0, 16, 2, array.ctypes.data)
     assert rest == [2, 2, 4, 24, 16, 2, 7, 1, struct.unpack("<i", struct.pack("<f", 1.5))[0]]
 
