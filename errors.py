@@ -21,6 +21,7 @@ CallboardError
 │   ├── MessageTooLarge   larger than the slot or the limit that the topology fixed
 │   ├── StaleEpoch        a record or handle of an earlier life of the board
 │   ├── DeviceFault       a device that runs nothing more, whatever it is told
+│   ├── BadObjectFile     compiled code that cannot be put into memory
 │   ├── ProtocolViolation a gap, a broken header, a message of an unknown kind
 │   └── EndOfStream       the writer closed the board on purpose, or died and the board was sealed
 ├── StartFailed           a start that failed: phase, cause, advice; printed on one screen, exit code 1
@@ -177,6 +178,10 @@ class SlowPeer(ActorFault):
     def __init__(self, rank: str | int, behind: int, seconds: float, phase: str) -> None:
         super().__init__(f"peer {rank} is {behind} records behind for {seconds:.1f} s, in phase {phase!r}")
         self.rank, self.behind, self.seconds, self.phase = rank, behind, seconds, phase
+
+
+class BadObjectFile(ActorFault):
+    """Compiled code holds what the small linker of this package does not understand."""
 
 
 class MessageTooLarge(ActorFault):

@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from .child_starts import Process, child_environment
 from .control import control_pair
@@ -121,11 +122,13 @@ def _keep_descriptors(control_fd: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    os.closerange(_NUM_STANDARD, control_fd)
-    os.closerange(control_fd + 1, os.sysconf("SC_OPEN_MAX"))
+    for fd in map(int, os.listdir("/proc/self/fd")):  # the limit may be a thousand million
+        if fd >= _NUM_STANDARD and fd != control_fd:
+            with suppress(OSError):  # the listing's own
+                os.close(fd)
 
 
 def _show_name(name: str) -> None:
-    """In `ps -o comm` and `top`."""
-    with open("/proc/self/comm", "w") as comm:
+    """In `ps -o comm` and `top`, where it may be written."""
+    with suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write(f"callboard-{name}"[:_MAX_COMM_CHARS])

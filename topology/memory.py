@@ -39,7 +39,7 @@ _ACTOR_BYTES = {
 """Beside its process, at rest. Of a tokenizer: with the process that renders chat templates. Of a worker: torch, and
 what its libraries set up at the first steps. A grammar actor loads nothing before the first format."""
 _COMPILER_BYTES = 16 * MIB
-"""Of a worker that computes with compiled code: numba and the code."""
+"""Of a worker that computes with compiled code: the code, and numba where it has to be compiled first."""
 _VOCABULARY_ENTRY_BYTES = 500
 """Of a token in a tokenizer: its text, both ways."""
 _KEPT_BYTES = 60 * MIB

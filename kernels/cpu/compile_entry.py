@@ -12,8 +12,9 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 
+from ...errors import BadObjectFile
 from .entries import ENTRY
-from .object_file import BadObjectFile, is_outside, undefined_symbols
+from .object_file import is_outside, undefined_symbols
 from .vector_ir import INT64
 
 _OF_EXCEPTIONS = {

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 
-from ...errors import ActorFault
+from ...errors import BadObjectFile
 
 _HEADER = struct.Struct(
     "<16x 24x Q 10x HHH"
@@ -44,10 +44,6 @@ class _Section(NamedTuple):
     of: int
     alignment: int
     entry_size: int
-
-
-class BadObjectFile(ActorFault):
-    """The file holds what is not understood here."""
 
 
 def load_function(data: bytes, name: str) -> int:

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from callboard.errors import BadObjectFile
 from callboard.kernels.cpu import code_cache
 from callboard.kernels.cpu.code_cache import keep_object, read_object
 from callboard.kernels.cpu.entries import CompiledFunction, choose_token, interleave
-from callboard.kernels.cpu.object_file import BadObjectFile, load_function
+from callboard.kernels.cpu.object_file import load_function
 from callboard.kernels.cpu.pack_panels import interleave as numbas_interleave
 from callboard.kernels.cpu.packed_arguments import Packed
 from callboard.kernels.cpu.rows import gate, round_row
