@@ -81,6 +81,7 @@ split_nibbles = CompiledFunction("pack_panels", "split_nibbles")
 quantize_four = CompiledFunction("pack_panels", "quantize_four")
 quantize_eight = CompiledFunction("pack_panels", "quantize_eight")
 choose_token = CompiledFunction("token_choice", "choose_token")
+forbid_others = CompiledFunction("allowed_logits", "forbid_others")
 
 PANELS = {
     4: NativeFunction("panels", "int4_panel"),
