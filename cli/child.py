@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from ..topology import Topology
     from ..topology.schema import ServerSection
 
-_MODULES = {
-    "frontend": ("actors.frontend", "server.serve"),
-    "tokenizer": ("actors.tokenizer", "text.load"),
-    "scheduler": ("actors.scheduler", "scheduling.scheduler"),
-    "worker": ("actors.worker", "actors.runners"),
-}
-"""What a kind of actor is made of; a model's part comes when the device and the model are known."""
-
 
 async def serve_http(frontend: FrontendAPI, settings: ServerSection, sock: socket.socket) -> HttpServer:
     """Imported on first use: a process without a frontend loads no HTTP server."""
@@ -45,11 +37,8 @@ def child_start(topology: Topology) -> ForkStart:
     kinds = {name: {kind_of(actor) for actor in actors} for name, actors in expand_actors(topology).items()}
 
     def run(name: str, control_fd: int) -> int:
-        if "frontend" in kinds[name]:
-            _import_aiohttp()
         for kind in kinds[name]:
-            for module in _MODULES.get(kind, ()):
-                import_module(f"...{module}", __name__)
+            _import_parts(kind)
         return run_child(control_fd, serve_http)
 
     return ForkStart(run)
@@ -63,6 +52,24 @@ def start_early(children: ForkStart, topology: Topology, *, has_worker: bool) ->
     for name, actors in expand_actors(topology).items():
         if any(kind_of(actor) == "worker" for actor in actors) == has_worker:
             children.start_early(name)
+
+
+def _import_parts(kind: str) -> None:
+    """What a kind of actor is made of; a model's part comes when the device and the model are known."""
+    match kind:
+        case "frontend":
+            _import_aiohttp()
+            import_module("..actors.frontend", __package__)
+            import_module("..server.serve", __package__)
+        case "tokenizer":
+            import_module("..actors.tokenizer", __package__)
+            import_module("..text.load", __package__)
+        case "scheduler":
+            import_module("..actors.scheduler", __package__)
+            import_module("..scheduling.scheduler", __package__)
+        case "worker":
+            import_module("..actors.worker", __package__)
+            import_module("..actors.runners", __package__)
 
 
 def _import_aiohttp() -> None:

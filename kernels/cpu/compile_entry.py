@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
+from types import ModuleType
 
 from llvmlite import ir
 from numba import typeof, types
@@ -13,10 +13,21 @@ from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 
 from ...errors import BadObjectFile
+from . import allowed_logits, attention_tiles, decoder_step, pack_panels, panels, rows, token_choice
 from .entries import ENTRY
 from .object_file import is_outside, undefined_symbols
 from .vector_ir import INT64
 
+_MODULES: dict[str, ModuleType] = {
+    "allowed_logits": allowed_logits,
+    "attention_tiles": attention_tiles,
+    "decoder_step": decoder_step,
+    "pack_panels": pack_panels,
+    "panels": panels,
+    "rows": rows,
+    "token_choice": token_choice,
+}
+"""Where `entries` come from."""
 _OF_EXCEPTIONS = {
     "NRT_Free",
     "NRT_MemInfo_call_dtor",
@@ -32,7 +43,7 @@ neither."""
 
 def compile_entry(module: str, name: str, values: Sequence[object]) -> bytes:
     """A function that is given the address of its arguments, packed, for arguments of these types."""
-    function = getattr(import_module(f".{module}", __package__), name)
+    function = getattr(_MODULES[module], name)
     kinds = tuple(typeof(value) for value in values)
     function.compile(kinds)
     returned = function.overloads[kinds].signature.return_type
@@ -47,7 +58,7 @@ def compile_entry(module: str, name: str, values: Sequence[object]) -> bytes:
 
 def compile_native(module: str, name: str) -> bytes:
     """A `native` function."""
-    return _object_of(*getattr(import_module(f".{module}", __package__), name))
+    return _object_of(*getattr(_MODULES[module], name))
 
 
 def _reader(kinds: tuple[types.Type, ...]) -> Callable[..., object]:
