@@ -15,6 +15,7 @@ What remains means the same to the grammar backend as to a validator:
 from __future__ import annotations
 
 import re
+from typing import cast
 
 import msgspec
 
@@ -38,6 +39,7 @@ _REFUSED = (
     "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
 _CLASS_RUN = re.compile(r"(\[(?:[^\[\]\\]|\\.)*\])\{([1-9]\d*),\d*\}")
+_ANY = bool | int | float | str | list[object] | dict[str, object] | None
 _CONDITION = ("if", "then", "else")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _ORDERED = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
@@ -47,7 +49,7 @@ _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multi
 def checked_schema(text: str) -> JsonValue:
     """The schema in JSON text, an object or a truth value, as the backends take it. Raises GrammarRefused."""
     try:
-        schema: JsonValue = msgspec.json.decode(text)
+        schema = cast(JsonValue, msgspec.json.decode(text, type=_ANY))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise GrammarRefused(f"the schema is no JSON: {error}") from error
     if schema is False:

@@ -52,11 +52,21 @@ def check(schema: Any, text: str, reason: str) -> None:
     """A finished answer validates; of one that was cut something valid can still come."""
     assert reason in ("stop", "length"), reason
     if reason == "stop":
-        jsonschema.validate(json.loads(text), schema)
+        _validate(json.loads(text), schema)
         return
     matcher = llguidance.LLMatcher(_BYTES, llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema)))
     data = text.removesuffix("\ufffd").encode()
     assert matcher.try_consume_tokens(list(data)) == len(data), (schema, text)
+
+
+def _validate(answer: Any, schema: Any) -> None:
+    """By the newest draft that the schema is of: `items` was a list until 2019."""
+    newest = jsonschema.Draft202012Validator
+    try:
+        newest.check_schema(schema)
+    except jsonschema.SchemaError:
+        newest = jsonschema.Draft7Validator
+    jsonschema.validate(answer, schema, jsonschema.validators.validator_for(schema, newest))
 
 
 def check_all(send: Callable[..., Reply], url: str, jobs: Sequence[Job]) -> Counter[str]:

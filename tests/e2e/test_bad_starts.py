@@ -243,11 +243,11 @@ def test_a_host_name_that_can_be_none(tmp_path: Path, smollm2_gguf: Path) -> Non
         ("[model]\nsource = 'm'\n[speculative]\nmethod = 'ngram'\n", ["[speculative]", "not supported yet"]),
         (
             "[model]\nsource = 'm'\n[[process]]\nname = 'a'\n"
-            "actors = ['frontend', 'tokenizer', 'scheduler', 'grammar', 'worker']\n",
-            ['actor "grammar"', "not supported yet"],
+            "actors = ['frontend', 'tokenizer', 'scheduler', 'proposer', 'worker']\n",
+            ['actor "proposer"', "not supported yet"],
         ),
     ],
-    ids=["missing", "syntax", "binary", "unknown-field", "wrong-value", "many", "speculative", "grammar"],
+    ids=["missing", "syntax", "binary", "unknown-field", "wrong-value", "many", "speculative", "proposer"],
 )
 def test_a_topology_that_cannot_be_used(tmp_path: Path, text: str | None, says: list[str]) -> None:
     path = tmp_path / "topology.toml"
