@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from .entries import choose_token
 from .quantized_rows import Float32s
 
+_LANES = 64
+"""Words of noise are made for four times as many tokens together."""
 _CANDIDATES = (256, 4096)
 """So many of the most likely tokens are sorted at first, then more; at last all."""
 _MIN_TEMPERATURE = np.float32(1e-37)
@@ -51,7 +53,9 @@ def choose(processed: Float32s, threshold: np.float32, seed: int, index: int, ch
     """The token with the highest sum of logit and noise among the logits >= threshold, ties to the lowest id; the
     last token if there is none. processed: float32 [vocab]; seed: its 64 bits; index: of the output token."""
     key = np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32)
-    chosen = choose_token(processed, threshold, *key, np.uint64(index), np.uint64(choice), np.empty(4, np.uint64))
+    chosen = choose_token(
+        processed, threshold, *key, np.uint64(index), np.uint64(choice), np.empty((4, _LANES), np.uint64)
+    )
     return chosen if chosen >= 0 else processed.size - 1
 
 

@@ -35,7 +35,7 @@ def test_arrays_of_several_dimensions(width):
 
 
 def test_integers_floats_and_what_is_returned():
-    words = np.empty(4, np.uint64)
+    words = np.empty((4, 8), np.uint64)
     for seed in range(50):
         logits = RANDOM.standard_normal(1000).astype(np.float32)
         threshold, key = np.float32(0.5), (np.uint64(seed), np.uint64(0xFFFFFFFF - seed))
