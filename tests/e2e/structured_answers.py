@@ -13,6 +13,7 @@ import llguidance
 from callboard.tests.e2e.api import Reply, at_once
 
 _BYTES = llguidance.LLTokenizer("byte")
+_ANY_WHITE_SPACE = {"whitespace_pattern": r"[ \t\n\r]*"}
 
 
 class Job(NamedTuple):
@@ -54,19 +55,31 @@ def check(schema: Any, text: str, reason: str) -> None:
     if reason == "stop":
         _validate(json.loads(text), schema)
         return
-    matcher = llguidance.LLMatcher(_BYTES, llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    matcher = _follower(schema)
+    if matcher.is_error():  # what it cannot read itself (`minItems: 1.0`): at least JSON can come of it
+        matcher = _follower({})
     data = text.removesuffix("\ufffd").encode()
     assert matcher.try_consume_tokens(list(data)) == len(data), (schema, text)
 
 
 def _validate(answer: Any, schema: Any) -> None:
-    """By the newest draft that the schema is of: `items` was a list until 2019."""
-    newest = jsonschema.Draft202012Validator
-    try:
-        newest.check_schema(schema)
-    except jsonschema.SchemaError:
-        newest = jsonschema.Draft7Validator
+    """By the newest draft that the schema can be of: `items` may be a list up to 2019, `exclusiveMinimum` true in 4."""
+    drafts = (jsonschema.Draft202012Validator, jsonschema.Draft7Validator, jsonschema.Draft4Validator)
+    newest = next(draft for draft in drafts if _is_of(schema, draft))
     jsonschema.validate(answer, schema, jsonschema.validators.validator_for(schema, newest))
+
+
+def _is_of(schema: Any, draft: Any) -> bool:
+    try:
+        draft.check_schema(schema)
+    except jsonschema.SchemaError:
+        return False
+    return True
+
+
+def _follower(schema: Any) -> llguidance.LLMatcher:
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_ANY_WHITE_SPACE)
+    return llguidance.LLMatcher(_BYTES, grammar)
 
 
 def check_all(send: Callable[..., Reply], url: str, jobs: Sequence[Job]) -> Counter[str]:
