@@ -48,6 +48,17 @@ class GrammarTools(NamedTuple):
     pool: CompilePool
 
 
+class _RowNews(NamedTuple):
+    """What an `Advance` says of one row; `grammar_key`: of a run that is new."""
+
+    epoch: int
+    row: int
+    run: int
+    position: int
+    token_ids: list[int]
+    grammar_key: str | None
+
+
 class GrammarActor:
     """Grammars by key, matchers by run. It lives as long as its matchers are in order: a run whose tokens they do not
     take ends."""
@@ -78,6 +89,9 @@ class GrammarActor:
         self._book = GrammarBook(_MAX_UNUSED)
         self._compiling: set[str] = set()
         self._matchers: dict[int, Matcher] = {}
+        self._early: dict[int, _RowNews] = {}
+        """Runs whose grammar is not there yet. The scheduler remembers more grammars than are kept here, so it lets a
+        request run whose grammar is compiled anew. Without a mask such a run gets no tokens: there is no more news."""
         self._mask = np.zeros(masks.layout.num_words, np.int32)
         self._times = GrammarTimes()
         progress.set_statistics(self._times.statistics())
@@ -101,6 +115,7 @@ class GrammarActor:
         """A dead scheduler's runs are over; a dead tokenizer's requests come again."""
         if actor in self._schedulers:
             self._matchers.clear()
+            self._early.clear()
         else:
             self._book.lose_tokenizer(actor)
 
@@ -142,6 +157,8 @@ class GrammarActor:
         except (ConfigError, EngineFailure) as error:  # no fault of this grammar: the next one is tried
             self._compiling.discard(message.grammar_key)
             self._post(GrammarFailed(message.grammar_key, str(error)))
+            for news in self._take_early(message.grammar_key):
+                self._fail(news.epoch, news.run, str(error))
             return
         key = message.grammar_key
         log_event(
@@ -153,6 +170,8 @@ class GrammarActor:
         self._compiling.discard(key)
         self._book.settle(key, fate)
         self._tell(key, fate)
+        for news in self._take_early(key):
+            self._take_news(news)
         self.flush()
 
     async def _loaded(self) -> GrammarTools:
@@ -175,36 +194,53 @@ class GrammarActor:
 
     # Masks
 
-    def _advance(self, news: Advance) -> None:
-        for run in news.ended:
+    def _advance(self, message: Advance) -> None:
+        for run in message.ended:
             self._matchers.pop(run, None)
-        for row, run, position, token_ids in zip(news.rows, news.runs, news.positions, news.token_ids, strict=True):
-            started_ns = time.perf_counter_ns()
-            try:
-                self._follow(news, run, token_ids)
-                self._matchers[run].fill(self._mask)
-                if not self._mask.any():
-                    raise GrammarRefused("nothing may follow what stands there")
-            except GrammarRefused as error:
-                self._fail(news.epoch, run, error.message)
-                continue
-            self._masks.write(row, news.epoch, run, position + len(token_ids), self._mask)
-            self._times.mask(time.perf_counter_ns() - started_ns)
+            self._early.pop(run, None)
+        parts = (message.rows, message.runs, message.positions, message.token_ids)
+        for row, run, position, token_ids in zip(*parts, strict=True):
+            key = message.grammar_keys.get(run)
+            news = _RowNews(message.epoch, row, run, position, token_ids, key)
+            if key is not None and self._book.find(key) is None:
+                self._early[run] = news
+            else:
+                self._take_news(news)
 
-    def _follow(self, news: Advance, run: int, token_ids: list[int]) -> None:
+    def _take_early(self, key: str) -> list[_RowNews]:
+        """Those that waited for this grammar."""
+        taken = [news for news in self._early.values() if news.grammar_key == key]
+        for news in taken:
+            del self._early[news.run]
+        return taken
+
+    def _take_news(self, news: _RowNews) -> None:
+        started_ns = time.perf_counter_ns()
+        try:
+            self._follow(news)
+            self._matchers[news.run].fill(self._mask)
+            if not self._mask.any():
+                raise GrammarRefused("nothing may follow what stands there")
+        except GrammarRefused as error:
+            self._fail(news.epoch, news.run, error.message)
+            return
+        self._masks.write(news.row, news.epoch, news.run, news.position + len(news.token_ids), self._mask)
+        self._times.mask(time.perf_counter_ns() - started_ns)
+
+    def _follow(self, news: _RowNews) -> None:
         """Raises GrammarRefused if the run cannot go on."""
-        key = news.grammar_keys.get(run)
-        if key is not None:
-            grammar = self._book.find(key)
-            if grammar is None or isinstance(grammar, str):
-                raise GrammarRefused("its grammar is not there any more")
-            self._matchers[run] = grammar.matcher()
-        matcher = self._matchers.get(run)
+        if news.grammar_key is not None:
+            grammar = self._book.find(news.grammar_key)
+            assert grammar is not None, "a run without its grammar is early"
+            if isinstance(grammar, str):
+                raise GrammarRefused(grammar)
+            self._matchers[news.run] = grammar.matcher()
+        matcher = self._matchers.get(news.run)
         if matcher is None:
             raise GrammarRefused("its grammar could not be followed")
-        num_taken = matcher.accept(token_ids)
-        if num_taken < len(token_ids):
-            raise GrammarRefused(f"the grammar does not allow token {token_ids[num_taken]} where it stands")
+        num_taken = matcher.accept(news.token_ids)
+        if num_taken < len(news.token_ids):
+            raise GrammarRefused(f"the grammar does not allow token {news.token_ids[num_taken]} where it stands")
 
     def _fail(self, epoch: int, run: int, message: str) -> None:
         self._matchers.pop(run, None)

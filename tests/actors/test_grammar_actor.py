@@ -203,3 +203,25 @@ def test_a_dead_schedulers_runs_are_forgotten() -> None:
         assert rig.allowed(7, 12) == {EOS}, "the number of a run may come again in another life"
 
     _with_rig(scenario)
+
+
+@pytest.mark.slow
+def test_a_run_whose_grammar_was_forgotten_waits_until_it_is_compiled_anew() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.advance(7, 10, "ye", YES_OR_NO.key())  # the scheduler remembers that it was ready once
+        rig.advance(8, 10, "", BAD.key())
+        rig.advance(9, 10, "ye", YES_OR_NO.key())
+        rig.say(Advance(1, [], [], [], [], ended=[9]))
+        assert rig.allowed(7, 12) is None
+        rig.say(compile_message())
+        await rig.expect(GrammarReady(YES_OR_NO.key()))
+        assert rig.allowed(7, 12) == _next("ye")
+        assert rig.allowed(9, 12) is None, "a run that has ended meanwhile gets no matcher"
+        rig.advance(7, 12, "l")
+        assert rig.allowed(7, 13) == _next("yel")
+        rig.say(compile_message(BAD))
+        await rig.expect(GrammarFailed(BAD.key(), "it is bad"))
+        failed = await rig.to_scheduler.receive()
+        assert isinstance(failed, MatcherFailed) and failed.run == 8 and "it is bad" in failed.message
+
+    _with_rig(scenario)
