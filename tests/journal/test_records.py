@@ -20,12 +20,12 @@ from callboard.journal.records import Calls, Checked, Header, Record
 from callboard.journal.unpacker import Unpacker
 from callboard.mailbox.messages.admission import AddInput, Admit, Stop
 from callboard.mailbox.messages.drafts import Drafts
-from callboard.mailbox.messages.grammar import GrammarFailed, GrammarReady
+from callboard.mailbox.messages.grammar import GrammarFailed, GrammarReady, MatcherFailed
 from callboard.mailbox.messages.requests import Abort
 from callboard.mailbox.messages.sampling import RepetitionDetection, SamplingParams
 from callboard.mailbox.messages.steps import PromptLogprobs, StepOutcome, StepPlan, StepResult
 from callboard.mailbox.messages.transfers import BlocksLoaded
-from callboard.scheduling.events import Event, TokenizerGone, WorkerAttached, WorkerGone
+from callboard.scheduling.events import Event, GrammarGone, TokenizerGone, WorkerAttached, WorkerGone
 from callboard.tests.scheduling.fake_worker import make_limits
 
 names = st.text(max_size=8)
@@ -71,17 +71,19 @@ other_events = st.one_of(
     st.builds(Abort, names, small, names),
     st.builds(GrammarReady, names),
     st.builds(GrammarFailed, names, names),
+    st.builds(MatcherFailed, small, small, names),
     st.builds(Drafts, st.lists(small, max_size=3), st.lists(small, max_size=3), st.lists(ids, max_size=3)),
     st.builds(BlocksLoaded, small, small),
     st.builds(WorkerGone),
     st.builds(WorkerAttached, small),
     st.builds(TokenizerGone, names),
+    st.builds(GrammarGone),
 )
 
 
 def test_the_strategies_make_every_event() -> None:
     made = {Admit, AddInput, Stop, Abort, GrammarReady, GrammarFailed, Drafts, BlocksLoaded, WorkerGone}
-    made |= {WorkerAttached, TokenizerGone, StepResult}
+    made |= {WorkerAttached, TokenizerGone, StepResult, MatcherFailed, GrammarGone}
     assert made == set(Event.__args__)  # type: ignore[attr-defined]
 
 
