@@ -9,12 +9,13 @@ the mask's words and these, so a reader that sees part of a mask, in whatever or
 
 from __future__ import annotations
 
-import mmap
 import os
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from .segment import fix_size, map_memory
 
 _HEADER_WORDS = 4
 """64-bit words behind a mask: epoch, run, position, sum."""
@@ -47,10 +48,11 @@ class MaskLayout(msgspec.Struct, frozen=True):
 
 
 def create_mask_region(layout: MaskLayout) -> int:
-    """Memory that only its descriptor names; pages are taken as they are written. Raises OSError."""
-    fd = os.memfd_create("callboard-masks", os.MFD_CLOEXEC)
+    """A memfd of fixed size; its pages are taken as they are written. Raises OSError."""
+    fd = os.memfd_create("callboard-masks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, layout.num_bytes)
+        fix_size(fd)
     except OSError:
         os.close(fd)
         raise
@@ -61,8 +63,9 @@ class MaskRegion:
     """One side's view; `fd` stays the caller's."""
 
     def __init__(self, layout: MaskLayout, fd: int) -> None:
+        """Raises ProtocolViolation if it has not the layout's size."""
         self.layout = layout
-        self._memory = mmap.mmap(fd, layout.num_bytes)
+        self._memory = map_memory("masks", fd, layout.num_bytes, is_writable=True)
         shape = (layout.num_rows * layout.num_positions, layout.slot_words)
         self._slots: Int64s = np.frombuffer(self._memory, np.int64).reshape(shape)
         self._mask_words = layout.slot_words - _HEADER_WORDS

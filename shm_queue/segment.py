@@ -62,12 +62,16 @@ def create_memory(name: str, num_bytes: int) -> int:
             os.posix_fallocate(fd, 0, num_bytes)
         except OSError as error:
             raise _not_enough(name, num_bytes, f"posix_fallocate: {error.strerror}") from error
-        # Nobody can shrink the file under a mapping, which would end its readers by SIGBUS.
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        fix_size(fd)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def fix_size(fd: int) -> None:
+    """Of a memfd that allows sealing. Nobody can shrink it under a mapping, which would end its readers by SIGBUS."""
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
 def create_board(layout: BoardLayout) -> dict[str, int]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from callboard.errors import ProtocolViolation
 from callboard.shm_queue import MaskLayout, MaskRegion, create_mask_region
 
 LAYOUT = MaskLayout(num_rows=4, num_positions=3, vocab_size=100)
@@ -34,6 +35,18 @@ def _read(region: MaskRegion, epoch: int, *wanted: tuple[int, int, int]) -> tupl
     rows, runs, positions = zip(*wanted, strict=True)
     found = region.read(epoch, np.array(rows, np.int32), np.array(runs, np.int64), np.array(positions, np.int32), out)
     return found.tolist(), out
+
+
+def test_nobody_can_take_the_memory_away_from_the_others() -> None:
+    fd = create_mask_region(LAYOUT)
+    try:
+        for num_bytes in (0, 2 * LAYOUT.num_bytes):
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, num_bytes)
+        with pytest.raises(ProtocolViolation, match="layout"):
+            MaskRegion(MaskLayout(num_rows=5, num_positions=3, vocab_size=100), fd)
+    finally:
+        os.close(fd)
 
 
 def test_words_of_a_mask() -> None:
