@@ -156,7 +156,7 @@ class GrammarActor:
             self._times.num_refused += 1
         except (ConfigError, EngineFailure) as error:  # no fault of this grammar: the next one is tried
             self._compiling.discard(message.grammar_key)
-            self._post(GrammarFailed(message.grammar_key, str(error)))
+            self._post(GrammarFailed(message.grammar_key, str(error), 500))
             for news in self._take_early(message.grammar_key):
                 self._fail(news.epoch, news.run, str(error))
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from ..mailbox.messages.grammar import GrammarFailed
 from .request import Request, RequestKey
 
 MAX_VERDICTS = 4096
@@ -11,21 +12,21 @@ MAX_VERDICTS = 4096
 
 
 class Grammars:
-    """The fate of each grammar: None, it is ready; a sentence, it cannot be compiled."""
+    """The fate of each grammar: None, it is ready; a failure, it was not compiled."""
 
     def __init__(self) -> None:
-        self._fates: OrderedDict[str, str | None] = OrderedDict()
+        self._fates: OrderedDict[str, GrammarFailed | None] = OrderedDict()
         self._waiting: dict[str, dict[RequestKey, Request]] = {}
 
     def is_known(self, grammar_key: str) -> bool:
         """It is ready, or has failed."""
         return grammar_key in self._fates
 
-    def failure(self, grammar_key: str) -> str | None:
-        """Why it cannot be compiled, if that is known."""
+    def failure(self, grammar_key: str) -> GrammarFailed | None:
+        """Why it was not compiled, if that is known."""
         return self._fates.get(grammar_key)
 
-    def decide(self, grammar_key: str, failure: str | None) -> list[Request]:
+    def decide(self, grammar_key: str, failure: GrammarFailed | None) -> list[Request]:
         """Its fate becomes known. Returns who waited for it, in the order of coming."""
         self._fates[grammar_key] = failure
         self._fates.move_to_end(grammar_key)

@@ -186,7 +186,7 @@ class Scheduler:
             case GrammarReady():
                 decide_grammar(self._state, event.grammar_key, None)
             case GrammarFailed():
-                decide_grammar(self._state, event.grammar_key, event.message)
+                decide_grammar(self._state, event.grammar_key, event)
             case MatcherFailed():
                 if event.epoch == self._epoch:
                     fail_matcher(self._state, event)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ..mailbox.messages.grammar import GrammarFailed
 from .grammars import Grammars
 from .request import Rank, Request, RequestKey
 from .snapshot_fields import put, take
@@ -26,7 +27,7 @@ class SavedLine(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class SavedGrammars(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`Grammars`."""
 
-    fates: dict[str, str | None]
+    fates: dict[str, GrammarFailed | None]
     waiting: dict[str, list[int]]
     """Grammar key -> numbers."""
 

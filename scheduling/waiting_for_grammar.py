@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..mailbox.messages.grammar import MatcherFailed
+from ..mailbox.messages.grammar import GrammarFailed, MatcherFailed
 from ..mailbox.messages.requests import Finish
 from .request import Request, RequestState
 from .state import SchedulerState
@@ -17,19 +17,19 @@ def await_grammar(state: SchedulerState, request: Request) -> None:
         state.hold_back(request, RequestState.WAITING_FOR_GRAMMAR)
         state.grammars.wait(request)
     elif (failure := state.grammars.failure(request.grammar_key)) is not None:
-        _refuse(state, request, failure)
+        _end(state, request, failure.message, failure.status)
     else:
         request.needs_grammar = False
 
 
-def decide_grammar(state: SchedulerState, grammar_key: str, failure: str | None) -> None:
-    """A grammar is ready, or (`failure`: why) cannot be compiled: who waited for it may go, or ends."""
+def decide_grammar(state: SchedulerState, grammar_key: str, failure: GrammarFailed | None) -> None:
+    """A grammar is ready, or (`failure`: why) was not compiled: who waited for it may go, or ends."""
     for request in state.grammars.decide(grammar_key, failure):
         if failure is None:
             request.needs_grammar = False
             state.let_go(request)
         else:
-            _refuse(state, request, failure)
+            _end(state, request, failure.message, failure.status)
 
 
 def lose_grammars(state: SchedulerState) -> None:
@@ -51,10 +51,6 @@ def fail_matcher(state: SchedulerState, event: MatcherFailed) -> None:
     request = state.running.get(event.run)
     if request is not None:
         _end(state, request, event.message, 500)
-
-
-def _refuse(state: SchedulerState, request: Request, failure: str) -> None:
-    _end(state, request, failure, 400)
 
 
 def _end(state: SchedulerState, request: Request, message: str, status: int) -> None:

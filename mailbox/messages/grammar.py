@@ -138,10 +138,12 @@ class GrammarReady(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5
 
 
 class GrammarFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=51):
-    """Requests with this `grammar_key` end with a 400 and the sentence."""
+    """Requests with this `grammar_key` end with the sentence."""
 
     grammar_key: str
     message: str
+    status: int = 400
+    """500: the grammar is not to blame, and is tried again for the next request."""
 
 
 class MatcherFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=55):

@@ -13,7 +13,7 @@ from callboard.actors.faults import Faults
 from callboard.actors.grammar import GrammarActor, GrammarTools
 from callboard.actors.grammar_statistics import GrammarStatistics
 from callboard.actors.sender import Sender
-from callboard.errors import GrammarRefused
+from callboard.errors import EngineFailure, GrammarRefused
 from callboard.mailbox import Inbox, LocalOutbox
 from callboard.mailbox.messages.grammar import (
     Advance,
@@ -40,15 +40,18 @@ BAD = Constraint(ChoiceFormat(("bad",)))
 
 
 class Sandbox:
-    """Refuses `BAD`, and counts."""
+    """Refuses `BAD`, and counts; `is_broken`: it checks nothing."""
 
     def __init__(self) -> None:
         self.num_checks = 0
+        self.is_broken = False
 
     async def check(self, constraint: Constraint) -> None:
         self.num_checks += 1
         if constraint == BAD:
             raise GrammarRefused("it is bad")
+        if self.is_broken:
+            raise EngineFailure("no process starts")
 
     def start(self) -> None:
         pass
@@ -223,5 +226,18 @@ def test_a_run_whose_grammar_was_forgotten_waits_until_it_is_compiled_anew() -> 
         await rig.expect(GrammarFailed(BAD.key(), "it is bad"))
         failed = await rig.to_scheduler.receive()
         assert isinstance(failed, MatcherFailed) and failed.run == 8 and "it is bad" in failed.message
+
+    _with_rig(scenario)
+
+
+@pytest.mark.slow
+def test_a_failure_of_the_engine_is_not_the_clients_and_the_next_request_tries_again() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.sandbox.is_broken = True
+        rig.say(compile_message())
+        await rig.expect(GrammarFailed(YES_OR_NO.key(), "no process starts", 500))
+        rig.sandbox.is_broken = False
+        rig.say(compile_message())
+        await rig.expect(GrammarReady(YES_OR_NO.key()))
 
     _with_rig(scenario)

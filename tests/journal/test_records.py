@@ -70,7 +70,7 @@ other_events = st.one_of(
     st.builds(Stop, names, small, small, small),
     st.builds(Abort, names, small, names),
     st.builds(GrammarReady, names),
-    st.builds(GrammarFailed, names, names),
+    st.builds(GrammarFailed, names, names, small),
     st.builds(MatcherFailed, small, small, names),
     st.builds(Drafts, st.lists(small, max_size=3), st.lists(small, max_size=3), st.lists(ids, max_size=3)),
     st.builds(BlocksLoaded, small, small),

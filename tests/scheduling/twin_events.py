@@ -27,9 +27,9 @@ def apply(state: TwinState, event: Event) -> None:
         case Abort():
             _abort(state, event)
         case GrammarReady():
-            _settle_grammar(state, event.grammar_key, is_good=True)
+            _settle_grammar(state, event.grammar_key, None)
         case GrammarFailed():
-            _settle_grammar(state, event.grammar_key, is_good=False)
+            _settle_grammar(state, event.grammar_key, event.status)
         case MatcherFailed():
             if event.epoch == state.epoch and event.run in state.request_of_run:
                 state.end(state.request_of_run[event.run], TwinEnd("error"))
@@ -145,8 +145,8 @@ def _abort(state: TwinState, event: Abort) -> None:
             state.forget(request)
 
 
-def _settle_grammar(state: TwinState, grammar_key: str, *, is_good: bool) -> None:
-    state.grammars[grammar_key] = is_good
+def _settle_grammar(state: TwinState, grammar_key: str, status: int | None) -> None:
+    state.grammars[grammar_key] = status
     for request in list(state.live.values()):
         if request.state == FOR_GRAMMAR and request.admit.grammar_key == grammar_key:
             state.let_go(request)

@@ -59,9 +59,10 @@ def await_grammar(state: TwinState, request: TwinRequest) -> None:
     """One that waits for its turn may have to wait for its grammar first, once; without a good one it ends."""
     if not request.lacks_grammar:
         return
-    is_good = state.grammars.get(request.admit.grammar_key)
-    request.lacks_grammar = not is_good
-    if is_good is None:
+    if request.admit.grammar_key not in state.grammars:
         request.state = FOR_GRAMMAR
-    elif not is_good:
-        state.end(request, TwinEnd("error", status=400))
+        return
+    status = state.grammars[request.admit.grammar_key]
+    request.lacks_grammar = status is not None
+    if status is not None:
+        state.end(request, TwinEnd("error", status=status))

@@ -63,8 +63,8 @@ class TwinState:
         """Of those to blame: until when (ns) they are not tried again."""
         self.epoch: int | None = None
         self.num_come = self.num_waits = 0
-        self.grammars: dict[str, bool] = {}
-        """Whether those that are known are good."""
+        self.grammars: dict[str, int | None] = {}
+        """Of those that are known: the status that their requests end with; None: they are good."""
         self.new_loads: list[TwinLoad] = []
         self.loads: dict[int, TwinLoad] = {}
         """By the number that the scheduler gave it."""

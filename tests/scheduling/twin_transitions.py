@@ -161,9 +161,10 @@ def draft(world: World, choices: Choices) -> None:
 
 
 def settle_grammar(world: World, choices: Choices) -> None:
-    """A grammar is ready, or is none."""
+    """A grammar is ready, or is none, or the engine could not compile it."""
     key = one_of(choices, GRAMMARS)
-    world.call(one_of(choices, [GrammarReady(key), GrammarReady(key), GrammarFailed(key, "it is none")]))
+    failed = GrammarFailed(key, "it is none", 500 if key == GRAMMARS[0] else 400)
+    world.call(one_of(choices, [GrammarReady(key), GrammarReady(key), failed]))
 
 
 def lose_grammars(world: World, choices: Choices) -> None:
