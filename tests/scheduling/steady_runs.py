@@ -25,7 +25,7 @@ from callboard.tests.scheduling.twin_transitions import TRANSITIONS, choose_limi
 from callboard.tests.scheduling.twin_world import World
 
 Int32s = npt.NDArray[np.int32]
-TOKENS = (5, 6)
+TOKENS = (6, 8)
 """So few that the same blocks are written again and again; nobody ends at them."""
 
 
