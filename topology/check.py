@@ -5,6 +5,8 @@ Types, ranges and names of fields were checked when the file was decoded.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from ..checkpoints.shape import ModelShape
 from .arithmetic import DTYPE_BYTES
 from .boards import MAX_SLOT_BYTES, plan_bytes, result_bytes
@@ -39,6 +41,7 @@ def check_topology(topology: Topology, shape: ModelShape | None = None) -> list[
     _check_slots(topology, shape, problems)
     _check_kv_cache(topology, shape, problems)
     check_server(topology, problems)
+    _check_grammar_backend(topology, problems)
     if topology.speculative is not None:
         problems.append(
             Problem(("speculative",), "[speculative] is there", f"nothing, it is {NOT_YET}", "leave it out")
@@ -52,6 +55,15 @@ def check_topology(topology: Topology, shape: ModelShape | None = None) -> list[
 def ensure_valid(topology: Topology, shape: ModelShape | None = None) -> None:
     """Raise ConfigError with all problems, one a line, if there are any."""
     raise_problems(check_topology(topology, shape), Places(""))
+
+
+def _check_grammar_backend(topology: Topology, problems: list[Problem]) -> None:
+    """At the start, for it is loaded by the first request that needs it."""
+    backend = topology.structured_output.backend
+    if find_spec(backend) is None:
+        got = f"backend = {show_value(backend)}, which is not installed"
+        path, advice = ("structured_output", "backend"), f"pip install {backend}, or name another backend"
+        problems.append(Problem(path, got, "a package that is there", advice))
 
 
 def _check_model(topology: Topology, shape: ModelShape | None, problems: list[Problem]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from callboard.cli.serve import read_topology
 from callboard.client import Engine
 from callboard.errors import ConfigError
-from callboard.topology import ensure_valid, expand_actors, find_device, topology_from
+from callboard.topology import check, ensure_valid, expand_actors, find_device, topology_from
 
 
 @pytest.fixture
@@ -85,3 +85,11 @@ def test_a_file_has_its_own_device(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a topology has its own"):
         Engine(file, device="cpu")
     assert Engine("m", device="cuda").topology.process[-1].device == "cuda"
+
+
+def test_a_grammar_backend_that_is_not_installed_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ["structured_output.backend=xgrammar"]
+    monkeypatch.setattr(check, "find_spec", lambda name: None if name == "xgrammar" else find_spec(name))
+    with pytest.raises(ConfigError, match=r'backend = "xgrammar", which is not installed.*pip install xgrammar'):
+        ensure_valid(topology_from("m", settings), None)
+    ensure_valid(topology_from("m", []), None)
