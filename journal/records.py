@@ -16,7 +16,7 @@ import msgspec
 
 from ..scheduling.events import Event
 
-VERSION = 2
+VERSION = 3
 """Raised whenever an older reader could not read a newer file, or would read it wrongly."""
 
 

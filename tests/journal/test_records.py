@@ -299,7 +299,7 @@ def test_a_journal_of_another_version_is_told(tmp_path: Path) -> None:
     write(path, some_records())
     data = path.read_bytes()
     path.write_bytes(data[:6] + (9).to_bytes(2, "little") + data[8:])
-    with pytest.raises(ConfigError, match=r"a journal of version 9, this Callboard reads version 2; replay it with"):
+    with pytest.raises(ConfigError, match=r"a journal of version 9, this Callboard reads version 3; replay it with"):
         JournalFile(path)
 
 
