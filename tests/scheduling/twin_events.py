@@ -167,10 +167,10 @@ def _lose_grammars(state: TwinState) -> None:
 
 
 def _keep_drafts(state: TwinState, event: Drafts) -> None:
-    """Those of a row whose last token is known, and lacks nothing but to be computed."""
+    """Those of a row whose last token is known, and lacks nothing but to be computed; of none under a grammar."""
     for run, position, drafts in zip(event.runs, event.positions, event.token_ids, strict=True):
         request = state.request_of_run.get(run)
-        if request is None or position != len(request.tokens):
+        if request is None or position != len(request.tokens) or request.admit.grammar_key:
             continue
         if not request.num_pending and request.num_missing == 1:
             room = request.max_total - len(request.tokens) - 1

@@ -54,5 +54,5 @@ def _buffer_bytes(model: CompiledDecoder, num_tokens: int, num_logit_rows: int) 
     buffers = model._buffers
     arrays = [buffers.hidden, buffers.qkv, buffers.wide, buffers.narrow, model._logits]
     arrays += [part for part in buffers.rows if isinstance(part, np.ndarray)]
-    arrays += [array for scratch in model._scratch for array in scratch]
+    arrays += [array for scratch in model._scratch for array in scratch.value]
     return sum(array.nbytes for array in arrays)
