@@ -23,6 +23,8 @@ START_S = 300.0
 """A process that is not ready by then is given up."""
 MOMENT_S = 0.25
 """A check that takes longer is a slow one."""
+EXIT_S = 30.0
+"""A process that lingers so long after its output's end is ended."""
 SILENCE_S = 120.0
 """A process that does not run at all (stopped, or the machine starves) is ended after so long."""
 
@@ -67,6 +69,20 @@ class CompilePool:
     async def check(self, constraint: Constraint) -> None:
         """Raises GrammarRefused for what cannot be compiled within the limits, EngineFailure if no process starts."""
         self._num_checks += 1
+        try:
+            await self._check(constraint)
+        except _KilledFromOutside:
+            await self._check_again(constraint)
+
+    async def _check_again(self, constraint: Constraint) -> None:
+        """The first process was no help; that may have been chance, but not twice."""
+        try:
+            await self._check(constraint)
+        except _KilledFromOutside as killed:
+            message = "the processes that compile are killed from outside (by the kernel, if the machine has no memory)"
+            raise EngineFailure(message) from killed
+
+    async def _check(self, constraint: Constraint) -> None:
         async with self._places:
             sandbox = await self._take()
             asked = asyncio.ensure_future(sandbox.check(constraint))
@@ -129,8 +145,11 @@ class CompilePool:
             self._num_killed += 1
             refusal = f"compiling it gave no answer within {SILENCE_S:g} s"
         except (EOFError, OSError):
+            status = await sandbox.last_status()
+            if status == -signal.SIGKILL:  # none of the limits: that says nothing about the constraint
+                raise _KilledFromOutside from None
             self._num_killed += 1
-            refusal = self._cause(await sandbox.end())
+            refusal = self._cause(status)
         finally:
             if is_good:
                 self._idle.put_nowait(sandbox)
@@ -175,6 +194,10 @@ class CompilePool:
         await sandbox.end()
 
 
+class _KilledFromOutside(Exception):
+    """Somebody sent a process SIGKILL."""
+
+
 class _Sandbox:
     """One process."""
 
@@ -213,6 +236,12 @@ class _Sandbox:
         self.has_low_priority = True
         with contextlib.suppress(OSError):
             os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
+
+    async def last_status(self) -> int:
+        """Its output has ended, so it is about to exit: its own status, not that of being killed meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), EXIT_S)
+        return await self.end()
 
     async def end(self) -> int:
         """Kill what still runs; its exit status. Twice is once."""

@@ -135,9 +135,43 @@ async def test_a_cheap_check_does_not_wait_for_an_expensive_one(make_pool, monke
     assert not bomb.done()
     (slow,) = slow_ones
     assert os.sched_getscheduler(slow._process.pid) == os.SCHED_IDLE
-    os.kill(slow._process.pid, signal.SIGKILL)
-    with pytest.raises(GrammarRefused, match="exit status -9"):
-        await bomb
+    bomb.cancel()
+    await pool.check(CHEAP)
+
+
+async def test_a_process_that_is_killed_from_outside_says_nothing_about_the_grammar(make_pool):
+    """As by the kernel where memory is short: another process tells what becomes of it."""
+    pool = make_pool()
+    for constraint, refusal in ((CHEAP, None), (schema({"uniqueItems": True}), "uniqueItems")):
+        await pool.check(CHEAP)
+        (pid,) = pids_of(pool)
+        os.kill(pid, signal.SIGSTOP)
+        check = asyncio.ensure_future(pool.check(constraint))
+        while not pool._places.locked() or not pool._idle.empty():
+            await asyncio.sleep(0)
+        os.kill(pid, signal.SIGKILL)
+        if refusal is None:
+            await check
+        else:
+            with pytest.raises(GrammarRefused, match=refusal):
+                await check
+    assert pool.statistics().num_killed == 0
+
+
+@pytest.mark.slow
+async def test_processes_that_are_killed_again_and_again_are_no_fault_of_the_request(make_pool):
+    pool = make_pool()
+    await pool.check(CHEAP)
+    check = asyncio.ensure_future(pool.check(PROCESSOR_BOMB))
+    killed: set[int] = set()
+    while not check.done():
+        for pid in set(pids_of(pool)) - killed:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        await asyncio.sleep(0)
+    with pytest.raises(EngineFailure):
+        await check
+    assert len(killed) >= 2
     await pool.check(CHEAP)
 
 
