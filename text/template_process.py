@@ -145,12 +145,13 @@ def _cut_at(mark: str, final: str, text: str) -> str:
 
 
 def _parse_arguments(call: JSON) -> None:
-    """Templates expect a tool call's arguments as an object; what is no JSON object stays the client's text."""
+    """Templates expect a tool call's arguments as an object; none at all are one without members, and what else is
+    no JSON object stays the client's text."""
     function = call["function"] if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(arguments := function["arguments"], str):
         return
     try:
-        parsed = json.loads(arguments)
+        parsed = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
         return
     if isinstance(parsed, dict):

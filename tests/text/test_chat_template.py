@@ -201,7 +201,15 @@ def test_what_a_template_sees_of_a_message() -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", ["", "no json", "[1]", '"text"', "{" * 5, "[" * 100_000])
+@pytest.mark.parametrize("arguments", ["", " "])
+def test_no_arguments_are_an_object(arguments: str) -> None:
+    """K07: clients send them for functions without parameters, and templates go through their members."""
+    message = ChatMessage("assistant", None, tool_calls=(ToolCall("c", "f", arguments),))
+    template = "{% for name, value in messages[0].tool_calls[0].function.arguments | items %}{{ name }}{% endfor %}."
+    assert render(template, message) == "."
+
+
+@pytest.mark.parametrize("arguments", ["no json", "[1]", '"text"', "{" * 5, "[" * 100_000])
 def test_arguments_that_are_no_object_stay_text(arguments: str) -> None:
     message = ChatMessage("assistant", None, tool_calls=(ToolCall("c", "f", arguments),))
     assert render("{{ messages[0].tool_calls[0].function.arguments is string }}", message) == "True"
