@@ -21,6 +21,11 @@ class Parsing(msgspec.Struct, frozen=True):
     """Of tool calls; empty: there are none."""
     tools: tuple[Tool, ...] = ()
     is_parallel: bool = True
+    are_held: bool = False
+    """A grammar sees to the calls. It begins where the reasoning's end marker stands: what looks like a call before is
+    none."""
+    are_all: bool = False
+    """And it lets nothing else come behind the reasoning: other text is a mark that was cut off."""
     num_calls_before: int = 0
     """Calls in the messages before."""
     is_legacy: bool = False
@@ -57,6 +62,7 @@ class AnswerParser:
     def __init__(self, parsing: Parsing, state: ReasoningState, key: str) -> None:
         self.is_legacy = parsing.is_legacy
         self._shows_reasoning = parsing.shows_reasoning
+        self._shows_content = not parsing.are_all
         self._calls: ToolCallParser | None = None
         self._reasoning: ReasoningParser | None = None
         triggers: Sequence[str] = ()
@@ -64,7 +70,7 @@ class AnswerParser:
             family = FAMILIES[parsing.family]
             make_id = call_ids(family, key, num_before=parsing.num_calls_before)
             self._calls = ToolCallParser(family, parsing.tools, make_id, is_parallel=parsing.is_parallel)
-            if not family.written.is_trigger_at_start:
+            if not family.written.is_trigger_at_start and not parsing.are_held:
                 triggers = (family.written.trigger,)
         if parsing.reasoning:
             self._reasoning = reasoning_parser(STYLES[parsing.reasoning], state, ends_before=triggers)
@@ -84,7 +90,8 @@ class AnswerParser:
                 case Reasoning(text=part):
                     reasoning.append(part)
                 case Content(text=part):
-                    content.append(part)
+                    if self._shows_content:
+                        content.append(part)
                 case CallBegun(index=index, id=call_id, name=name):
                     calls[index] = CallPiece(index, "", call_id, name)
                 case ArgumentsPiece(index=index, text=part):

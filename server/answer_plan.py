@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from ..errors import InvalidRequest, NotSupportedYet
+from ..errors import InvalidRequest
 from ..mailbox.messages.grammar import OutputFormat, Tag, TagsFormat
 from ..mailbox.messages.requests import ReasoningMarks
 from ..text.reasoning import STYLES, Channels
@@ -51,8 +51,8 @@ def answer_plan(
 ) -> AnswerPlan:
     """`num_calls_before`: calls in the request's messages. `parses_reasoning` False: it stays in the content.
 
-    Raises InvalidRequest for tools on a server that reads no calls, NotSupportedYet for a format beside tools that the
-    model may call or not.
+    Raises InvalidRequest for tools on a server that reads no calls, and for a format beside tools that the model may
+    call or not.
     """
     _check(tools, asked, model)
     output_format, param = (None, None) if asked is None else (asked.format, asked.param)
@@ -66,6 +66,8 @@ def answer_plan(
             family=model.tool_family,
             tools=tools.tools,
             is_parallel=tools.is_parallel,
+            are_held=output_format is not None,
+            are_all=tools.is_required and (parses_reasoning or not style),
             is_legacy=tools.is_legacy,
             num_calls_before=num_calls_before,
         )
@@ -90,10 +92,11 @@ def _check(tools: ToolRequest | None, asked: AskedFormat | None, model: ServedMo
             code="not_supported",
         )
     if tools is not None and asked is not None and not tools.is_required:
-        raise NotSupportedYet(
-            f'{asked.param} beside tools that the model may call or not: set tool_choice to "none" for an answer in '
-            'the format, to "required" for a call; what else',
+        raise InvalidRequest(
+            f"{asked.param} beside tools that the model may call or not is not supported yet: set tool_choice to "
+            '"none" for an answer in the format, to "required" for a call',
             param=asked.param,
+            code="not_supported_yet",
         )
 
 

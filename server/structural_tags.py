@@ -47,7 +47,7 @@ def tags_format(raw: Raw, param: str) -> TagsFormat:
         text = decode_field(text, _TEXT, param).encode("utf-8", "surrogatepass")
     asked = decode_field(text, _DECODER, param)
     if not is_null(asked.format):
-        raise NotSupportedYet(f"{param} with a format; structures and triggers are", param=f"{param}.format")
+        raise NotSupportedYet(f"{param}.format (beside structures and triggers)", param=f"{param}.format")
     if asked.structures is None or asked.triggers is None:
         missing = "structures" if asked.structures is None else "triggers"
         raise InvalidRequest(f"{param}.{missing} is missing", param=f"{param}.{missing}")

@@ -94,6 +94,43 @@ async def test_calls_behind_reasoning(frontend, http):
     assert made["function"] == {"name": "now", "arguments": "{}"}
 
 
+@pytest.mark.parametrize("cut", [None, 1, 7])
+@pytest.mark.parametrize(
+    "fields",
+    [{"tools": [TOOL], "tool_choice": "required"}, {"tools": [{**TOOL, "function": {"name": "now", "strict": True}}]}],
+)
+async def test_a_call_before_the_grammar_holds_is_none(frontend, http, cut, fields):
+    """Nobody has held its arguments to their schema."""
+    frontend.tool_call_parser = "hermes"
+    thought, call = [
+        f'<tool_call>\n{{"name": "now", "arguments": {arguments}}}\n</tool_call>' for arguments in ("5", "{}")
+    ]
+    text = f"{thought}</think>{call}"
+    message = await ask(frontend, text, "open", cut=cut, http=http, **fields)
+    assert (message["reasoning"], message["content"] or "") == (thought, "")
+    if cut is None:
+        (made,) = message["tool_calls"]
+        assert made["function"] == {"name": "now", "arguments": "{}"}
+
+
+@pytest.mark.parametrize("cut", [None, 1])
+async def test_a_call_that_must_come_and_is_cut_off_is_no_content(frontend, http, cut):
+    frontend.tool_call_parser = "hermes"
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    choice = {"type": "function", "function": {"name": "now"}}
+    for text in ("<", '<tool_call>\n{"na', f"{call}\n<too"):
+        for fields in ({"tool_choice": "required"}, {"tool_choice": choice}):
+            message = await ask(frontend, text, "closed", cut=cut, http=http, tools=[TOOL], **fields)
+            assert not message["content"], text
+        message = await ask(frontend, text, "closed", cut=cut, http=http, tools=[TOOL])
+        assert message["content"].strip() == text.removeprefix(call).strip()
+    shown = await ask(
+        frontend, f"let me</think>{call}", "open", http=http, cut=cut, tools=[TOOL], tool_choice="required",
+        separate_reasoning=False,
+    )  # fmt: skip
+    assert shown["content"] == "let me</think>"
+
+
 async def test_where_a_grammar_waits(frontend, http):
     """X13: behind the reasoning in chat, nowhere in completions and on a server that knows of no reasoning."""
     schema = {"response_format": {"type": "json_object"}}
