@@ -153,7 +153,7 @@ class TokenizerActor:
             self._refuse(resume, InvalidRequest("stop must not hold an empty string", param="stop"))
         elif generate.output_format is not None and not self._grammars.has_grammars:
             message = "answers cannot be held to a format: the engine's topology has no grammar actor"
-            self._refuse(resume, InvalidRequest(message, param="response_format"))
+            self._refuse(resume, InvalidRequest(message))
         else:
             self._num_encodings += 1
             self.faults.start(self._admit(resume))

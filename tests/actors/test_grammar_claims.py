@@ -77,4 +77,5 @@ async def test_without_a_grammar_actor_a_format_is_a_400() -> None:
     _generate(rig)
     refused = rig.answer()
     assert isinstance(refused, Refused) and refused.status == 400 and "no grammar actor" in refused.message
+    assert refused.param is None, "the server knows the field"
     assert rig.sent() == [] and rig.holds_nothing()
