@@ -1,7 +1,8 @@
 """Processes that check constraints (`structured_output/sandbox.py`), as their owner holds them.
 
 A check that exceeds its limits ends its process alone, and is refused; the others go on. A cheap check waits behind no
-expensive one: what takes longer than a moment gets what time is left over and gives its place in the queue away.
+expensive one: what takes longer than a moment gets what time is left over and gives its place in the queue away. Where
+as many slow ones run already it begins again when one of them has ended.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ START_S = 300.0
 """A process that is not ready by then is given up."""
 MOMENT_S = 0.25
 """A check that takes longer is a slow one."""
+PATIENCE_S = 1.0
+"""And so long it may go on where as many slow ones run already, before it gives its place away to begin again."""
 EXIT_S = 30.0
 """A process that lingers so long after its output's end is ended."""
 SILENCE_S = 120.0
@@ -84,19 +87,30 @@ class CompilePool:
 
     async def _check(self, constraint: Constraint) -> None:
         async with self._places:
-            sandbox = await self._take()
-            asked = asyncio.ensure_future(sandbox.check(constraint))
+            sandbox, asked = await self._begin(constraint)
             try:
-                done, _ = await asyncio.wait((asked,), timeout=MOMENT_S)
+                for patience_s in (MOMENT_S, PATIENCE_S):
+                    done, _ = await asyncio.wait((asked,), timeout=patience_s)
+                    if done or not self._slow_places.locked():
+                        break
             except BaseException:
                 asked.cancel()
                 await self._replace(sandbox)
                 raise
-            if done or self._slow_places.locked():
+            if done:
                 await self._finish(sandbox, asked)
                 return
-            await self._slow_places.acquire()  # at once: one is free
+            begins_again = self._slow_places.locked()
+            if begins_again:  # rather than to keep the place: behind it wait cheap ones
+                asked.cancel()
+                await self._replace(sandbox)
+            else:
+                await self._slow_places.acquire()  # at once: one is free
+        if begins_again:
+            await self._slow_places.acquire()
         try:
+            if begins_again:
+                sandbox, asked = await self._begin(constraint)
             sandbox.lower_priority()
             await self._finish(sandbox, asked)
         finally:
@@ -121,6 +135,10 @@ class CompilePool:
             task.cancel()
         for sandbox in self._sandboxes:
             sandbox.kill()
+
+    async def _begin(self, constraint: Constraint) -> tuple[_Sandbox, asyncio.Future[str | None]]:
+        sandbox = await self._take()
+        return sandbox, asyncio.ensure_future(sandbox.check(constraint))
 
     async def _take(self) -> _Sandbox:
         """A process that is ready and does nothing."""

@@ -139,6 +139,35 @@ async def test_a_cheap_check_does_not_wait_for_an_expensive_one(make_pool, monke
     await pool.check(CHEAP)
 
 
+@pytest.mark.slow
+async def test_a_cheap_check_does_not_wait_for_many_expensive_ones(make_pool, monkeypatch):
+    """More than may be slow at once."""
+    monkeypatch.setattr(compile_pool, "MOMENT_S", 0.05)
+    monkeypatch.setattr(compile_pool, "PATIENCE_S", 0.3)
+    pool = make_pool(processor_s=20.0)
+    await pool.check(CHEAP)
+    bombs = [asyncio.ensure_future(pool.check(PROCESSOR_BOMB)) for _ in range(4)]
+    while not any(sandbox.has_low_priority for sandbox in pool._sandboxes):
+        await asyncio.sleep(0)
+    await pool.check(CHEAP)
+    assert not any(bomb.done() for bomb in bombs)
+    assert sum(sandbox.has_low_priority for sandbox in pool._sandboxes) == 1
+    for bomb in bombs:
+        bomb.cancel()
+    await asyncio.gather(*bombs, return_exceptions=True)
+
+
+@pytest.mark.slow
+async def test_an_expensive_check_that_has_to_wait_is_made_in_the_end(make_pool, monkeypatch):
+    monkeypatch.setattr(compile_pool, "MOMENT_S", 0.05)
+    monkeypatch.setattr(compile_pool, "PATIENCE_S", 0.3)
+    pool = make_pool(processor_s=0.5)
+    await pool.check(CHEAP)
+    refusals = await asyncio.gather(*(pool.check(PROCESSOR_BOMB) for _ in range(3)), return_exceptions=True)
+    assert all("processor time" in str(refusal) for refusal in refusals)
+    await pool.check(CHEAP)
+
+
 async def test_a_process_that_is_killed_from_outside_says_nothing_about_the_grammar(make_pool):
     """As by the kernel where memory is short: another process tells what becomes of it."""
     pool = make_pool()
