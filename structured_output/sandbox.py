@@ -22,7 +22,7 @@ from .sandbox_messages import Check, Checked, Ready, Setup, ToSandbox, frame, re
 from .vocabulary import Vocabulary
 from .walks import NUM_WALKS, walk
 
-NICENESS = 10
+NICENESS = 15
 """Of every check: whoever waits for a token goes first."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from .backend import CompiledGrammar, Int32s
 from .vocabulary import Vocabulary
@@ -25,7 +24,7 @@ def walk(grammar: CompiledGrammar, vocabulary: Vocabulary, seed: int) -> list[in
     taken: list[int] = []
     while len(taken) < NUM_TOKENS:
         matcher.fill(mask)
-        picked = choice.choice(allowed_ids(mask), 1 + 8 * (seed % 2)).tolist()
+        picked = _some_allowed(mask, 1 + 8 * (seed % 2), choice)
         token_id = min(picked, key=lambda i: len(vocabulary.tokens[i]))
         num_taken = matcher.accept((token_id,))
         assert num_taken == 1, "what a mask allows is accepted"
@@ -35,6 +34,13 @@ def walk(grammar: CompiledGrammar, vocabulary: Vocabulary, seed: int) -> list[in
     return taken
 
 
-def allowed_ids(mask: Int32s) -> npt.NDArray[np.int64]:
-    """int64 [number of tokens that the mask allows], ascending."""
-    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+def _some_allowed(mask: Int32s, count: int, choice: np.random.Generator) -> list[int]:
+    """So many of the tokens that the mask allows, some of them, drawn word by word: all bits of a large vocabulary take
+    longer to unpack than the mask to make."""
+    picked = []
+    for word in choice.choice(np.flatnonzero(mask), count).tolist():
+        bits = int(mask[word]) & 0xFFFFFFFF
+        for _ in range(int(choice.integers(bits.bit_count()))):
+            bits &= bits - 1  # without the lowest one
+        picked.append(32 * word + (bits & -bits).bit_length() - 1)
+    return picked

@@ -14,7 +14,6 @@ from callboard.mailbox.messages.grammar import Constraint, JsonFormat, OutputFor
 from callboard.structured_output.backend import CompiledGrammar, Matcher
 from callboard.structured_output.llguidance_backend import LLGuidanceBackend
 from callboard.structured_output.vocabulary import Vocabulary, make_vocabulary
-from callboard.structured_output.walks import allowed_ids
 from callboard.text import load_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -80,7 +79,7 @@ def mask_of() -> Callable[[Matcher, Vocabulary], set[int]]:
     def ids(matcher: Matcher, vocabulary: Vocabulary) -> set[int]:
         mask = np.full(vocabulary.num_mask_words, -1, np.int32)
         matcher.fill(mask)
-        return set(allowed_ids(mask).tolist())
+        return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
 
     return ids
 
