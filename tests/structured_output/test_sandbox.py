@@ -184,6 +184,7 @@ async def test_a_process_that_is_killed_from_outside_says_nothing_about_the_gram
         else:
             with pytest.raises(GrammarRefused, match=refusal):
                 await check
+    await pool.check(CHEAP)
     assert pool.statistics().num_killed == 0
 
 
