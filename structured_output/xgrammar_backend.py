@@ -1,8 +1,7 @@
 """Grammars by XGrammar: a pushdown automaton over characters, in C++.
 
 https://github.com/mlc-ai/xgrammar (Apache-2.0). Importing it loads torch and transformers, for which it has no other
-use here, so it takes seconds and some hundred megabytes; nothing but this module loads it, and this one is loaded
-where the topology names the backend.
+use here, so it takes seconds and some hundred megabytes: it is imported where the topology names the backend.
 
 It leaves out keywords without saying so, and takes some for less than they say. What is taken here are those that it
 was found to hold to; all others are refused by name.
@@ -12,11 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol, assert_never
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 import msgspec
 import numpy as np
-import xgrammar
 
 from ..errors import GrammarRefused
 from ..mailbox.messages.grammar import ChoiceFormat, Constraint, GrammarFormat, JsonFormat, RegexFormat, TagsFormat
@@ -28,6 +26,9 @@ from .regex_dialect import rust_regex
 from .schema_check import checked_schema
 from .schema_keywords import DEFINITIONS, SHAPES, in_map, subschemas
 from .vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    import xgrammar
 
 _OF_TYPES = {
     "object": frozenset(("properties", "required", "additionalProperties")),
@@ -46,6 +47,8 @@ _REFERENCE = re.compile(r"#(?:/(?:\$defs|definitions)/[A-Za-z0-9_.-]+)?")
 
 class XGrammarBackend:
     def __init__(self, vocabulary: Vocabulary) -> None:
+        import xgrammar
+
         self._vocabulary = vocabulary
         self._gates = Gates(vocabulary)
         self._only_ends = vocabulary.mask(vocabulary.eos_token_ids)
@@ -147,6 +150,8 @@ class _XGrammarGrammar:
         self._only_ends = only_ends
 
     def matcher(self) -> XGrammarMatcher:
+        import xgrammar
+
         return XGrammarMatcher(xgrammar.GrammarMatcher(self._compiled), self._vocabulary, self._only_ends)
 
 

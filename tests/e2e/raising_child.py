@@ -125,19 +125,19 @@ def plant_in_worker() -> None:
 
         kind.hidden_states = faulty_forward
 
-    def faulty_change(self: Any, logits: Any, inputs: Any) -> Any:
+    def faulty_change(self: Any, logits: Any, inputs: Any, masks: Any = None, **options: Any) -> Any:
         if has(self._batch, inputs.sample_rows, "penalties"):
             fail("penalties")
-        return change(self, logits, inputs)
+        return change(self, logits, inputs, masks, **options)
 
     def plant_in_sampler(kind: Any) -> None:
         sample, of_prompts = kind.sample, kind.prompt_logprobs
 
-        def faulty_sample(self: Any, hidden: Any, inputs: Any) -> Any:
+        def faulty_sample(self: Any, hidden: Any, inputs: Any, masks: Any = None) -> Any:
             for place in ("sample", "logprobs"):
                 if has(self._batch, inputs.sample_rows, place):
                     fail(place)
-            return sample(self, hidden, inputs)
+            return sample(self, hidden, inputs, masks)
 
         def faulty_prompts(self: Any, pieces: Any, hidden: Any) -> Any:
             if pieces.num_top == PLANTED_TOP:
