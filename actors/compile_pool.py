@@ -28,6 +28,8 @@ PATIENCE_S = 1.0
 """And so long it may go on where as many slow ones run already, before it gives its place away to begin again."""
 EXIT_S = 30.0
 """A process that lingers so long after its output's end is ended."""
+_NICENESS = 15
+"""Of a process from its first moment on: whoever waits for a token goes first."""
 SILENCE_S = 120.0
 """A process that does not run at all (stopped, or the machine starves) is ended after so long."""
 
@@ -229,7 +231,10 @@ class _Sandbox:
     async def start(command: Sequence[str]) -> _Sandbox:
         """Raises OSError."""
         pipe = asyncio.subprocess.PIPE
-        return _Sandbox(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
+        sandbox = _Sandbox(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
+        with contextlib.suppress(OSError):  # it has ended already
+            os.setpriority(os.PRIO_PROCESS, sandbox._process.pid, _NICENESS)
+        return sandbox
 
     async def make_ready(self, setup_frame: bytes) -> None:
         """Raises EOFError or OSError if the process ends."""

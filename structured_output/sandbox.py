@@ -22,13 +22,9 @@ from .sandbox_messages import Check, Checked, Ready, Setup, ToSandbox, frame, re
 from .vocabulary import Vocabulary
 from .walks import NUM_WALKS, walk
 
-NICENESS = 15
-"""Of every check: whoever waits for a token goes first."""
-
 
 def main() -> int:
     """Answer until standard input ends."""
-    os.nice(NICENESS)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # sent to a whole group; the owner ends this process
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
