@@ -60,8 +60,7 @@ class _RowNews(NamedTuple):
 
 
 class GrammarActor:
-    """Grammars by key, matchers by run. It lives as long as its matchers are in order: a run whose tokens they do not
-    take ends."""
+    """Grammars by key, matchers by run. A run whose tokens its matcher does not take ends."""
 
     def __init__(
         self,
