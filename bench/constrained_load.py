@@ -92,8 +92,8 @@ class Result(msgspec.Struct):
 
 
 def bomb_schema(number: int) -> object:
-    """Valid, and a machine with millions of states, for it has no factor in common with 10: the compiler works on it for
-    as long as it may. Each is another."""
+    """Valid, and a machine with millions of states, for it has no factor in common with 10: the compiler works on it
+    for as long as it may. Each is another."""
     return {"type": "integer", "multipleOf": 9_999_999 + 10 * number}
 
 
