@@ -105,7 +105,8 @@ def test_what_runs_too_long_ends_with_what_it_has(server: ServerProcess, oracle:
             answer = Answer(server.url, session, body)
             await answer.task
             assert (answer.status, answer.end, answer.has_terminal) == (200, "timeout", True)
-            text = answer.texts[0]
+            # The deadline may fall between the bytes of a character: what is there of it is told as U+FFFD.
+            text = answer.texts[0].rstrip("\ufffd")
             assert text and oracle.texts(1, LONG)[0].startswith(text)
         await until_idle(server.url)
 
