@@ -26,6 +26,8 @@ class Parsing(msgspec.Struct, frozen=True):
     none."""
     are_all: bool = False
     """And it lets nothing else come behind the reasoning: other text is a mark that was cut off."""
+    marks: tuple[str, ...] = ()
+    """If there are any: an answer that begins with one of them is calls and nothing else, any other one has none."""
     num_calls_before: int = 0
     """Calls in the messages before."""
     is_legacy: bool = False
@@ -63,6 +65,10 @@ class AnswerParser:
         self.is_legacy = parsing.is_legacy
         self._shows_reasoning = parsing.shows_reasoning
         self._shows_content = not parsing.are_all
+        self._marks = parsing.marks
+        """None: it is known what the answer is, or the same text may hold both."""
+        self._begun = ""
+        """What may become a mark."""
         self._calls: ToolCallParser | None = None
         self._reasoning: ReasoningParser | None = None
         triggers: Sequence[str] = ()
@@ -108,10 +114,21 @@ class AnswerParser:
             if is_last:
                 for piece in self._reasoning.finish():
                     yield from (piece,) if isinstance(piece, Reasoning) else self._read_calls(piece.text)
-        if is_last and self._calls is not None:
+        if is_last and self._marks:
+            yield from (Content(self._begun),) if self._begun else ()
+        elif is_last and self._calls is not None:
             yield from self._calls.finish()
 
     def _read_calls(self, text: str) -> Sequence[Content | CallBegun | ArgumentsPiece]:
+        if self._marks:
+            text = self._begun = self._begun + text
+            if text.startswith(self._marks):
+                self._shows_content = False
+            elif any(mark.startswith(text) for mark in self._marks):
+                return ()
+            else:
+                self._calls = None
+            self._marks = ()
         if self._calls is None:
             return (Content(text),) if text else ()
         return self._calls.feed(text)

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from ..errors import InvalidRequest
-from ..mailbox.messages.grammar import OutputFormat, Tag, TagsFormat
+from ..mailbox.messages.grammar import ContentOrCalls, OutputFormat, Tag, TagsFormat
 from ..mailbox.messages.requests import ReasoningMarks
 from ..text.reasoning import STYLES, Channels
 from ..text.tool_calls import FAMILIES, tool_tags
@@ -51,15 +51,15 @@ def answer_plan(
 ) -> AnswerPlan:
     """`num_calls_before`: calls in the request's messages. `parses_reasoning` False: it stays in the content.
 
-    Raises InvalidRequest for tools on a server that reads no calls, and for a format beside tools that the model may
-    call or not.
+    Raises InvalidRequest for tools on a server that reads no calls, or whose calls look like content where either may
+    come.
     """
-    _check(tools, asked, model)
-    output_format, param = (None, None) if asked is None else (asked.format, asked.param)
-    if tools is not None:
-        output_format, param = _calls_format(tools, model.tool_family), tools.param
+    _check(tools, model)
     style = model.reasoning_style
+    output_format, param = _output_format(tools, asked, model)
     parsing = Parsing(reasoning=style if parses_reasoning else "", shows_reasoning=shows_reasoning)
+    is_read_whole = parses_reasoning or not style
+    """Else what comes first is reasoning, in the content."""
     if tools is not None:
         parsing = msgspec.structs.replace(
             parsing,
@@ -67,7 +67,8 @@ def answer_plan(
             tools=tools.tools,
             is_parallel=tools.is_parallel,
             are_held=output_format is not None,
-            are_all=tools.is_required and (parses_reasoning or not style),
+            are_all=tools.is_required and is_read_whole,
+            marks=_marks_of_calls(output_format, model) if is_read_whole else (),
             is_legacy=tools.is_legacy,
             num_calls_before=num_calls_before,
         )
@@ -83,7 +84,7 @@ def answer_plan(
     )
 
 
-def _check(tools: ToolRequest | None, asked: AskedFormat | None, model: ServedModel) -> None:
+def _check(tools: ToolRequest | None, model: ServedModel) -> None:
     if tools is not None and not model.tool_family:
         raise InvalidRequest(
             f"{tools.param}: this server reads no tool calls (model.tool_call_parser in the topology is none); leave "
@@ -91,20 +92,55 @@ def _check(tools: ToolRequest | None, asked: AskedFormat | None, model: ServedMo
             param=tools.param,
             code="not_supported",
         )
-    if tools is not None and asked is not None and not tools.is_required:
+
+
+def _output_format(
+    tools: ToolRequest | None, asked: AskedFormat | None, model: ServedModel
+) -> tuple[OutputFormat | None, str | None]:
+    """The form, and the field that it came from. Where a call must come the format has nothing to hold."""
+    if tools is None:
+        return (None, None) if asked is None else (asked.format, asked.param)
+    if asked is not None and not tools.is_required:
+        return _content_or_calls(asked, tools, model), asked.param
+    if not tools.is_required and not tools.strict:
+        return None, tools.param
+    return _calls(tools, model.tool_family, is_all=tools.is_required), tools.param
+
+
+def _content_or_calls(asked: AskedFormat, tools: ToolRequest, model: ServedModel) -> ContentOrCalls:
+    """Raises InvalidRequest for a family without a mark before its calls."""
+    written = FAMILIES[model.tool_family].written
+    mark = written.mark_beside_content if written.is_trigger_at_start else written.trigger
+    if not mark:
         raise InvalidRequest(
-            f"{asked.param} beside tools that the model may call or not is not supported yet: set tool_choice to "
+            f"{asked.param} beside tools that the model may call or not is not supported for tool calls of the family "
+            f"{model.tool_family}, which nothing tells apart from content: set tool_choice to "
             '"none" for an answer in the format, to "required" for a call',
             param=asked.param,
-            code="not_supported_yet",
+            code="not_supported",
         )
+    calls = _calls(tools, model.tool_family, is_all=True)
+    style = STYLES.get(model.reasoning_style)
+    return ContentOrCalls(
+        asked.format,
+        msgspec.structs.replace(calls, prefix=written.mark_beside_content + calls.prefix),
+        mark,
+        content_begin=style.content_begin if isinstance(style, Channels) else "",
+    )
 
 
-def _calls_format(tools: ToolRequest, family_name: str) -> TagsFormat | None:
-    """None: the model writes what it likes. Where it may choose, only the arguments of strict tools are held to their
-    schema."""
-    if not tools.is_required and not tools.strict:
-        return None
+def _marks_of_calls(output_format: OutputFormat | None, model: ServedModel) -> tuple[str, ...]:
+    """With what an answer begins that is calls, if it may be either; in it the reasoning's parser leaves the head of a
+    message."""
+    if not isinstance(output_format, ContentOrCalls):
+        return ()
+    after_reasoning = FAMILIES[model.tool_family].written.prefix_after_reasoning or ""
+    return tuple(dict.fromkeys((output_format.mark, after_reasoning + output_format.mark)))
+
+
+def _calls(tools: ToolRequest, family_name: str, *, is_all: bool) -> TagsFormat:
+    """`is_all`: there is nothing but calls, of which there is at least one. Where the model may choose to make none,
+    only the arguments of strict tools are held to their schema."""
     tags = tool_tags(FAMILIES[family_name], tools.tools, is_parallel=tools.is_parallel)
     is_held = {tool.name: tools.is_required or tool.name in tools.strict for tool in tools.tools}
     style: Literal["json", "qwen_xml", "glm_xml"] = _STYLES.get(family_name, "json")
@@ -113,11 +149,11 @@ def _calls_format(tools: ToolRequest, family_name: str) -> TagsFormat | None:
             Tag(tag.begin, _schema(tag.schema) if is_held[tag.name] else _ANY_ARGUMENTS, tag.end, style)
             for tag in tags.tags
         ),
-        triggers=() if tools.is_required else tags.triggers,
+        triggers=() if is_all else tags.triggers,
         prefix=tags.prefix,
         separator=tags.separator,
         suffix=tags.suffix,
-        at_least_one=tools.is_required,
+        at_least_one=is_all,
         at_most_one=not tools.is_parallel,
     )
 
@@ -136,7 +172,7 @@ def _marks(style_name: str, output_format: OutputFormat | None) -> ReasoningMark
     if not isinstance(style, Channels):
         return ReasoningMarks(style_name, style.begin, style.end)
     match output_format:
-        case TagsFormat(triggers=()):  # calls come in messages of their own, behind an analysis or at once
+        case TagsFormat(triggers=()) | ContentOrCalls():  # in messages of their own, behind an analysis or at once
             return ReasoningMarks(style_name, _HARMONY_ANALYSIS, _HARMONY_NEXT)
         case TagsFormat():  # which begin wherever a trigger comes up
             return ReasoningMarks(style_name, "", "")

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from ..errors import InvalidRequest, NotSupportedYet
-from ..mailbox.messages.grammar import ChoiceFormat, GrammarFormat, JsonFormat, OutputFormat, RegexFormat
+from ..mailbox.messages.grammar import ChoiceFormat, GrammarFormat, JsonFormat, OneFormat, RegexFormat
 from .request_body import NULL, decode_field, is_null
 from .structural_tags import tags_format
 
@@ -82,13 +82,13 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class AskedFormat(msgspec.Struct, frozen=True):
     """A format, and the field that it came from."""
 
-    format: OutputFormat
+    format: OneFormat
     param: str
 
 
 T = TypeVar("T")
 
-_Found = Iterator[tuple[str, Callable[[], OutputFormat | None]]]
+_Found = Iterator[tuple[str, Callable[[], OneFormat | None]]]
 """Fields that are given, each with what makes its format; None: it asks for none."""
 
 _RESPONSE_FORMAT = msgspec.json.Decoder(ResponseFormat)
@@ -134,7 +134,7 @@ def _given(fields: FormatFields) -> _Found:
         yield "structural_tag", lambda: tags_format(fields.structural_tag, "structural_tag")
 
 
-def _response_format(raw: Raw) -> OutputFormat | None:
+def _response_format(raw: Raw) -> OneFormat | None:
     asked = decode_field(raw, _RESPONSE_FORMAT, "response_format")
     match asked.type:
         case "text":

@@ -1,6 +1,7 @@
 """`structural_tag`: pieces of an answer between given texts, each of a schema of its own, with free text around them.
 
-The form with `structures` and `triggers`, as vLLM and SGLang take it; also as a string that holds its JSON text.
+Its earlier form has `structures` and `triggers`, the later one `format` (`structure_fields.py`); each also as a string
+that holds its JSON text.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw
 
-from ..errors import InvalidRequest, NotSupportedYet
-from ..mailbox.messages.grammar import Tag, TagsFormat
+from ..errors import InvalidRequest
+from ..mailbox.messages.grammar import StructureFormat, Tag, TagsFormat
 from .request_body import NULL, decode_field, is_null
+from .structure_fields import structure_of
 
 MAX_TAGS = 1024
 
@@ -40,14 +42,16 @@ _TEXT = msgspec.json.Decoder(str)
 _SCHEMA = msgspec.json.Decoder(dict[str, object] | bool)
 
 
-def tags_format(raw: Raw, param: str) -> TagsFormat:
-    """Raises InvalidRequest naming the place within `param`, NotSupportedYet for the form with `format`."""
+def tags_format(raw: Raw, param: str) -> TagsFormat | StructureFormat:
+    """Raises InvalidRequest naming the place within `param`, NotSupportedYet for a kind of `format`."""
     text = bytes(raw).strip()
     if text.startswith(b'"'):
         text = decode_field(text, _TEXT, param).encode("utf-8", "surrogatepass")
     asked = decode_field(text, _DECODER, param)
     if not is_null(asked.format):
-        raise NotSupportedYet(f"{param}.format (beside structures and triggers)", param=f"{param}.format")
+        if asked.structures is not None or asked.triggers is not None:
+            raise InvalidRequest(f"{param} has structures or triggers beside format; give one form", param=param)
+        return StructureFormat(structure_of(asked.format, f"{param}.format"))
     if asked.structures is None or asked.triggers is None:
         missing = "structures" if asked.structures is None else "triggers"
         raise InvalidRequest(f"{param}.{missing} is missing", param=f"{param}.{missing}")

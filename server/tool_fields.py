@@ -191,7 +191,14 @@ def _check_functions(functions: Sequence[FunctionTool], params: Sequence[str], r
             )
         places[function.name] = param
         if not is_null(function.parameters):
-            decode_field(function.parameters, _SCHEMA, f"{param}.parameters")
+            _check_parameters(decode_field(function.parameters, _SCHEMA, f"{param}.parameters"), f"{param}.parameters")
+
+
+def _check_parameters(schema: dict[str, object], param: str) -> None:
+    """Arguments are an object; a schema need not say so."""
+    if schema.get("type", "object") not in ("object", ["object"]):
+        named = msgspec.json.encode(schema["type"]).decode()[:80]
+        raise InvalidRequest(f'{param}.type is {named}; arguments are of type "object"', param=f"{param}.type")
 
 
 def _choice(raw: Raw) -> _Choice:

@@ -1,18 +1,21 @@
 """How JSON is written in constrained answers.
 
-White space between the parts of a value is allowed, but bounded: a model that loves line feeds would write them until
-`max_tokens`. A place takes `MAX_SPACES` characters of it, enough for a line feed and ten levels of indentation.
-There is none before and none behind the whole value. A character is written as itself, or as `\\u0061` where that is
-safe; never raw is DEL, and `\\/` is not allowed.
+White space between the parts of a value is what printers of JSON write: up to two spaces, or one line feed and
+`MAX_INDENTATION` columns of indentation, eight levels of four. A small model that loves white space would write what it
+is allowed at each place, a token a character, until `max_tokens`: no more than one line feed, and without one no run of
+spaces. There is none before and none behind the whole value. A character is written as itself, or as `\\u0061` where
+that is safe; never raw is DEL, and `\\/` is not allowed.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-MAX_SPACES = 41
+MAX_INDENTATION = 32
+MAX_SPACES = MAX_INDENTATION + 3
+"""With the line feed, a carriage return and a space before them."""
 
-_SPACES = rf"[\x20\x0A\x0D\x09]{{1,{MAX_SPACES}}}"
+_SPACES = rf"(\x20{{1,2}}|\x09|\x20?\x0D?\x0A[\x20\x09]{{0,{MAX_INDENTATION}}})"
 
 _ESCAPES_BUT_CODES = 'nrbtf"\\'
 

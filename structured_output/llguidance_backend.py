@@ -14,14 +14,18 @@ import msgspec
 import numpy as np
 
 from ..errors import GrammarRefused
-from ..mailbox.messages.grammar import Constraint
+from ..mailbox.messages.grammar import Constraint, ContentOrCalls, OneFormat, OutputFormat
 from .backend import CompiledGrammar, Int32s
+from .content_or_calls import content_or_calls
 from .llguidance_grammars import lark_grammar
 from .reasoning_gate import Gates
 from .vocabulary import Vocabulary
 
 _MAX_SENTENCE_CHARS = 400
 _PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
+
+_DEAD_END = "NoExtensionBias"
+"""llguidance's word where the text is not whole and nothing may follow."""
 
 
 class WorkLimits(msgspec.Struct, frozen=True):
@@ -61,8 +65,15 @@ class LLGuidanceBackend:
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
         """See `GrammarBackend.compile`."""
-        grammar = self.compile_lark(lark_grammar(constraint.format, self._vocabulary))
-        return self._gates.gated(grammar, constraint.reasoning)
+        return self._gates.gated(self._compiled(constraint.format), constraint.reasoning)
+
+    def _compiled(self, form: OutputFormat) -> CompiledGrammar:
+        if isinstance(form, ContentOrCalls):
+            return content_or_calls(form, self._compiled_one, self._vocabulary)
+        return self._compiled_one(form)
+
+    def _compiled_one(self, form: OneFormat, begin: str = "") -> LLGuidanceGrammar:
+        return self.compile_lark(lark_grammar(form, self._vocabulary, begin))
 
     def compile_lark(self, grammar: str) -> LLGuidanceGrammar:
         """Raises GrammarRefused."""
@@ -184,7 +195,11 @@ class LLGuidanceMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GrammarRefused(f"the grammar has become too much work: {_sentence(self._matcher.get_error())}")
+            sentence = _sentence(self._matcher.get_error())
+            if sentence == _DEAD_END:
+                where = "behind what stands there" if self._num_text_tokens else "at all"
+                raise GrammarRefused(f"the grammar allows no text {where}")
+            raise GrammarRefused(f"the grammar has become too much work: {sentence}")
 
 
 def _sentence(error: str) -> str:

@@ -9,21 +9,26 @@ from ..mailbox.messages.grammar import (
     ChoiceFormat,
     GrammarFormat,
     JsonFormat,
-    OutputFormat,
+    OneFormat,
     RegexFormat,
+    StructureFormat,
     TagsFormat,
 )
 from .client_grammars import lark_of_client
 from .json_text import json_rule
-from .lark_text import HEADER, either, literal
+from .lark_text import HEADER, Markup, either, literal
 from .regex_dialect import rust_regex
 from .schema_check import checked_schema
+from .structure_grammar import structure_grammar
 from .tags_grammar import tags_grammar
 from .vocabulary import Vocabulary
 
 
-def lark_grammar(form: OutputFormat, vocabulary: Vocabulary) -> str:
-    """A grammar with the rule `start`. Raises GrammarRefused."""
+def lark_grammar(form: OneFormat, vocabulary: Vocabulary, begin: str = "") -> str:
+    """A grammar with the rule `start`, behind the markup `begin`. Raises GrammarRefused."""
+    if begin:
+        inner = lark_grammar(form, vocabulary).removeprefix(HEADER)
+        return f"{HEADER}start: {Markup(vocabulary).sequence(begin)} %lark {{\n{inner}\n}}"
     match form:
         case JsonFormat(schema):
             return f"{HEADER}start: {json_rule(checked_schema(schema))}"
@@ -35,6 +40,8 @@ def lark_grammar(form: OutputFormat, vocabulary: Vocabulary) -> str:
             return lark_of_client(grammar)
         case TagsFormat():
             return HEADER + tags_grammar(form, vocabulary)
+        case StructureFormat(root):
+            return HEADER + structure_grammar(root, vocabulary)
         case _:
             assert_never(form)
 

@@ -160,6 +160,10 @@ def _check_sizes(place: str, schema: dict[str, JsonValue]) -> None:
         low, high = schema.get(least), schema.get(most)
         if is_number(low) and is_number(high) and low > high and "type" in schema:
             raise GrammarRefused(f"{place} cannot be satisfied: {least} {low} is more than {most} {high}")
+    num_least, required = schema.get("minProperties"), schema.get("required")
+    num_required = len(required) if isinstance(required, list) else 0
+    if is_number(num_least) and num_least <= num_required:
+        del schema["minProperties"]  # says no more, and the backends know it in few places
     low, high = schema.get("minimum"), schema.get("maximum")
     if is_number(low) and is_number(high) and low > high and "type" in schema:
         raise GrammarRefused(f"{place} cannot be satisfied: minimum {low} is more than maximum {high}")

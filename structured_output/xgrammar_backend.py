@@ -17,7 +17,16 @@ import msgspec
 import numpy as np
 
 from ..errors import GrammarRefused
-from ..mailbox.messages.grammar import ChoiceFormat, Constraint, GrammarFormat, JsonFormat, RegexFormat, TagsFormat
+from ..mailbox.messages.grammar import (
+    ChoiceFormat,
+    Constraint,
+    ContentOrCalls,
+    GrammarFormat,
+    JsonFormat,
+    RegexFormat,
+    StructureFormat,
+    TagsFormat,
+)
 from .backend import CompiledGrammar, Int32s
 from .json_text import MAX_SPACES, JsonValue
 from .lark_text import literal
@@ -88,7 +97,7 @@ class XGrammarBackend:
                 if "::=" not in grammar:
                     raise GrammarRefused("grammars in Lark's notation are not supported by XGrammar, those in EBNF are")
                 return self._compiler.compile_grammar(grammar)
-            case TagsFormat():
+            case TagsFormat() | ContentOrCalls() | StructureFormat():
                 raise GrammarRefused("tags, such as those of tool calls, are not supported with the backend xgrammar")
             case _:
                 assert_never(constraint.format)

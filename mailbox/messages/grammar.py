@@ -19,6 +19,8 @@ from typing import Literal
 
 import msgspec
 
+from .structures import Element
+
 
 class JsonFormat(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
     """A JSON value that the schema accepts. `schema` is JSON text: an object or a truth value."""
@@ -73,7 +75,27 @@ class TagsFormat(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
     at_most_one: bool = False
 
 
-OutputFormat = JsonFormat | RegexFormat | ChoiceFormat | GrammarFormat | TagsFormat
+class StructureFormat(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=6):
+    """The answer is built of parts."""
+
+    root: Element
+
+
+OneFormat = JsonFormat | RegexFormat | ChoiceFormat | GrammarFormat | TagsFormat | StructureFormat
+
+
+class ContentOrCalls(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):
+    """The answer is either content or tool calls, and the model chooses. It is calls if it begins with `mark`: no
+    content may."""
+
+    content: OneFormat
+    calls: TagsFormat
+    mark: str
+    content_begin: str = ""
+    """Markup before the content."""
+
+
+OutputFormat = OneFormat | ContentOrCalls
 
 
 class ReasoningGate(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -103,6 +125,7 @@ class Compile(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=52):
     constraint: Constraint
     tokenizer: str
     """Who says so; if it dies its requests come again."""
+    request_id: str = ""
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=53):
@@ -144,14 +167,18 @@ class GrammarFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=
     message: str
     status: int = 400
     """500: the grammar is not to blame, and is tried again for the next request."""
+    request_ids: list[str] = []
+    """With 500: those that end; whoever comes later gets an answer of its own."""
 
 
 class MatcherFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=55):
-    """The request of this run cannot go on under its grammar, which became too large to follow; it ends."""
+    """The request of this run cannot go on under its grammar; it ends."""
 
     epoch: int
     run: int
     message: str
+    status: int = 500
+    """400: the grammar is to blame, which became too much work to follow, or leads to where nothing may follow."""
 
 
 ToGrammar = Compile | Release | Advance

@@ -7,6 +7,7 @@ import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import openai
 import pydantic
@@ -203,6 +204,32 @@ def test_raw_and_streaming_responses(client: openai.OpenAI) -> None:
         assert response.parse().choices[0].message.content == content
     text = client.completions.with_raw_response.create(model=MODEL, prompt="a", max_tokens=1)
     assert text.headers["x-request-id"] and text.parse().choices
+
+
+def test_parse_with_tools_beside_a_model(client: openai.OpenAI) -> None:
+    """The answer is one of both, whole and streamed; a bias decides which."""
+
+    class Fact(pydantic.BaseModel):
+        is_true: bool
+
+    class Weather(pydantic.BaseModel):
+        unit: Literal["C", "F"]
+
+    begin = client.post("/../tokenize", body={"prompt": "<tool_call>", "add_special_tokens": False}, cast_to=object)
+    fields = {"model": MODEL, "messages": QUESTION, "max_tokens": 100, "temperature": 0, "parallel_tool_calls": False}
+    fields |= {"tools": [openai.pydantic_function_tool(Weather)], "response_format": Fact}
+    ends = []
+    for bias in (-100, 100):
+        fields["logit_bias"] = {str(begin["tokens"][0]): bias}  # type: ignore[index]
+        (whole,) = client.chat.completions.parse(**fields).choices  # type: ignore[call-overload]
+        with client.chat.completions.stream(**fields) as stream:  # type: ignore[arg-type]
+            (streamed,) = stream.get_final_completion().choices
+        for choice in (whole, streamed):
+            calls = choice.message.tool_calls or []
+            assert (choice.finish_reason == "tool_calls") == bool(calls) == (choice.message.parsed is None)
+            assert all(isinstance(call.function.parsed_arguments, Weather) for call in calls)
+            ends.append(choice.finish_reason)
+    assert ends == ["stop", "stop", "tool_calls", "tool_calls"]
 
 
 def test_what_is_not_supported_yet_is_a_clean_400(client: openai.OpenAI) -> None:

@@ -9,10 +9,18 @@ import pytest
 from fake_frontend import MODEL, delta, events_of, finish, hello
 from prometheus_client.parser import text_string_to_metric_families
 
-from callboard.mailbox.messages.grammar import ChoiceFormat, GrammarFormat, JsonFormat, RegexFormat, Tag, TagsFormat
+from callboard.mailbox.messages.grammar import (
+    ChoiceFormat,
+    ContentOrCalls,
+    GrammarFormat,
+    JsonFormat,
+    RegexFormat,
+    Tag,
+    TagsFormat,
+)
 from callboard.server.format_fields import MAX_FORMAT_BYTES
 from callboard.tests.text.tool_call_texts import write_calls
-from callboard.text.tool_calls import FAMILIES
+from callboard.text.tool_calls import FAMILIES, CallBegun, Tool, ToolCallParser, call_ids
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 STRUCTURE = {"begin": "<f>", "schema": SCHEMA, "end": "</f>"}
@@ -101,18 +109,19 @@ async def test_two_formats_are_refused_by_both_names(serve, http, frontend, path
 
 
 async def test_a_format_beside_tools(serve, http, frontend):
-    """Where a call must come the format has nothing to hold; where one may come nothing can be both."""
+    """Where a call must come the format has nothing to hold; where one may come the answer is one of both."""
     frontend.tool_call_parser = "hermes"
     url = await serve()
     tool = {"type": "function", "function": {"name": "now"}}
-    for choice, expected in (("none", JsonFormat), ("required", TagsFormat), ("auto", None), (None, None)):
+    for choice, expected in (("none", JsonFormat), ("required", TagsFormat), ("auto", ContentOrCalls), (None, "auto")):
         body = {**ENDPOINTS["/v1/chat/completions"], "tools": [tool], "tool_choice": choice, "guided_json": SCHEMA}
         async with http.post(url + "/v1/chat/completions", json=body) as response:
-            answer = await response.json()
-        if expected is None:
-            assert (response.status, answer["error"]["param"]) == (400, "guided_json")
-        else:
-            assert response.status == 200 and isinstance(frontend.streams[-1].output_format, expected)
+            assert response.status == 200
+        asked = frontend.streams[-1].output_format
+        assert isinstance(asked, ContentOrCalls if expected == "auto" else expected)
+    check_format(asked.content, JSON)
+    assert (asked.mark, asked.calls.triggers, asked.calls.at_least_one) == ("<tool_call>", (), True)
+    assert frontend.streams[-1].kept_markers == ("<tool_call>", "</tool_call>")
 
 
 async def test_formats_of_any_size(serve, http):
@@ -228,6 +237,32 @@ async def test_the_grammar_writes_calls_as_the_family_does(serve, http, frontend
     assert {tag.style for tag in asked.tags} == {style}
 
 
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"json"}))
+async def test_content_or_calls_are_told_apart_by_a_mark(serve, http, frontend, family):
+    """Which no JSON begins with; the calls behind it are those that the family writes."""
+    asked = await format_of(serve, http, frontend, family, response_format={"type": "json_object"})
+    assert asked.mark in FAMILIES[family].markers or (family, asked.mark[:11]) == ("harmony", "<|channel|>")
+    text = asked.calls.prefix + asked.calls.tags[1].begin
+    body = "" if asked.calls.tags[1].style != "json" else "{}"
+    text += body + asked.calls.tags[1].end + asked.calls.suffix
+    assert text.startswith(asked.mark)
+    tools = [Tool("f"), Tool("g")]
+    parser = ToolCallParser(FAMILIES[family], tools, call_ids(FAMILIES[family], "k"))
+    deltas = parser.feed(text) + parser.finish()
+    assert [(d.name if isinstance(d, CallBegun) else d.text) for d in deltas] == ["g", "{}"]
+    schemas = [json.loads(tag.schema) for tag in asked.calls.tags]
+    assert schemas == [SCHEMA, {"type": "object"}, {"type": "object"}]
+
+
+async def test_calls_without_a_mark_beside_a_format_are_refused(serve, http, frontend):
+    frontend.tool_call_parser = "json"
+    body = {**ENDPOINTS["/v1/chat/completions"], "tools": GIVEN, "guided_json": SCHEMA}
+    async with http.post(await serve() + "/v1/chat/completions", json=body) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["param"], error["code"]) == (400, "guided_json", "not_supported")
+    assert "family json" in error["message"] and '"required"' in error["message"]
+
+
 async def test_what_is_held_to_a_schema(serve, http, frontend):
     """All arguments where a call must come; those of strict tools where one may; objects in any case."""
     required = await format_of(serve, http, frontend, "hermes", tool_choice="required")
@@ -259,6 +294,10 @@ def named(name):
     return {"type": "function", "function": {"name": name}}
 
 
+def with_type(kind):
+    return {"type": "function", "function": {"name": f"of_{len(str(kind))}", "parameters": {"type": kind}}}
+
+
 WRONG = [
     ({"tools": [named("f"), named("f")]}, "tools[1].function.name"),
     ({"tools": [named("")]}, "tools[0].function.name"),
@@ -267,6 +306,10 @@ WRONG = [
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "tools[0].function.parameters"),
+    ({"tools": [with_type("array")]}, "tools[0].function.parameters.type"),
+    ({"tools": [with_type("object"), with_type(["object", "null"])]}, "tools[1].function.parameters.type"),
+    ({"tools": [with_type(None)]}, "tools[0].function.parameters.type"),
+    ({"functions": [with_type("string")["function"]]}, "functions[0].parameters.type"),
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools[0].function.strict"),
     ({"tools": [named("f")] * 1025}, "tools"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice"),

@@ -198,3 +198,36 @@ async def test_the_client_reads_it(frontend):
     for completion in (answer, final):
         message = completion.choices[0].message
         assert (message.reasoning_content, message.content) == ("let me", "so")
+
+
+IN_HARMONY = '<|channel|>commentary to=functions.now <|constrain|>json<|message|>{"a": 1}<|call|>'
+EITHER = [
+    ("think", "hermes", "so</think>\n\n", '<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>', True),
+    ("think", "hermes", "<tool_call></think>", '{"a": "<tool_call>"}', False),
+    ("harmony", "harmony", "<|channel|>analysis<|message|>let me<|end|><|start|>assistant", IN_HARMONY, True),
+    ("harmony", "harmony", "", IN_HARMONY, True),
+    ("harmony", "harmony", "<|channel|>final<|message|>", '{"a": 1}', False),
+    ("harmony", "harmony", HARMONY.removesuffix("so be it"), "1", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("style", "family", "before", "text", "is_call"), EITHER)
+async def test_content_or_calls_behind_reasoning(frontend, http, style, family, before, text, is_call):
+    frontend.tool_call_parser = family
+    fields = {"reasoning_parser": style, "http": http, "tools": [TOOL], "response_format": {"type": "json_object"}}
+    state = "may_open" if style == "harmony" else "open"
+    message = await ask(frontend, before + text, state, **fields)
+    assert message["content"] == (None if is_call else text)
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+    assert calls == ([("now", '{"a": 1}')] if is_call else [])
+    marks = frontend.streams[-1].reasoning
+    if style == "harmony":
+        assert (marks.begin, marks.end) == ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
+        assert frontend.streams[-1].output_format.content_begin == "<|channel|>final<|message|>"
+    else:
+        assert (marks.begin, marks.end) == ("<think>", "</think>")
+    for cut in (1, 7):
+        assert (await ask(frontend, before + text, state, cut=cut, **fields))["content"] == ("" if is_call else text)
+    fields["separate_reasoning"] = False
+    kept = await ask(frontend, before + text, state, **fields)
+    assert len(kept.get("tool_calls", [])) == is_call and "reasoning" not in kept

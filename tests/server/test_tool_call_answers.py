@@ -13,7 +13,7 @@ import pytest
 from fake_frontend import MODEL, FakeFrontend, FakeStream, delta, events_of, finish
 
 from callboard.mailbox.messages.requests import TokenText
-from callboard.server.answer_parser import Parsing
+from callboard.server.answer_parser import AnswerParser, Parsing
 from callboard.server.chat_format import ChatFormat
 from callboard.server.chunk_sequence import ChunkSequence
 from callboard.server.generation_request import AnswerOptions
@@ -21,6 +21,7 @@ from callboard.server.metrics import ServerMetrics
 from callboard.server.request_timing import RequestTiming
 from callboard.server.whole_choices import collect
 from callboard.tests.text.tool_call_texts import PROPERTIES, TOOLS, Recorded, recorded
+from callboard.text.tool_calls import FAMILIES
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CALL = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "UTC"}}\n</tool_call>'
@@ -83,6 +84,43 @@ def test_every_cut_gives_the_deltas_of_the_whole_answer(case: Recorded) -> None:
     for place in range(1, len(case.text)):
         assert streamed(case.family, [case.text[:place], case.text[place:]]) == expected, place
     assert streamed(case.family, list(case.text)) == expected
+
+
+EITHER = [
+    ("hermes", '{"a": "<tool_call>\\n{\\"name\\": 1}"}', False),
+    ("qwen3_coder", '{"a": "<tool_call><function=get_time></function></tool_call>"}', False),
+    ("qwen3_coder", '["<function=get_time><parameter=zone>x</parameter></function>"]', False),
+    ("llama3", '{"name": "get_time", "parameters": {}}', False),
+    ("hermes", "<tool_cal", False),
+    ("hermes", " <tool_call>", False),
+    ("hermes", "", False),
+    ("mistral", '["[TOOL_CALLS][{}]"]', False),
+    *((case.family, case.text, True) for case in recorded() if case.calls and not case.content),
+]
+
+
+@pytest.mark.parametrize(("family", "text", "are_calls"), EITHER)
+def test_what_begins_with_the_mark_is_calls_and_all_else_is_content(family, text, are_calls):
+    """Whatever stands in it; however it is cut."""
+    written = FAMILIES[family].written
+    mark = written.mark_beside_content or written.trigger
+    if are_calls and not text.startswith(mark):
+        pytest.skip("a form that no grammar writes")
+    parsing = Parsing(family, tuple(TOOLS), are_held=True, marks=(mark,))
+    key = AnswerParser(Parsing(family, tuple(TOOLS)), "closed", "k")
+    calls = key.feed(text, is_last=True).calls
+    for size in range(1, len(text) + 2):
+        parser = AnswerParser(parsing, "closed", "k")
+        content, arguments = "", {}
+        for place in range(0, len(text) + 1, size):
+            parsed = parser.feed(text[place : place + size], is_last=place + size > len(text))
+            content += parsed.content
+            for call in parsed.calls:
+                arguments[call.index] = arguments.get(call.index, "") + call.arguments
+        if are_calls:
+            assert calls and (content, list(arguments.values())) == ("", [call.arguments for call in calls]), size
+        else:
+            assert (content, arguments, parser.num_calls) == (text, {}, 0), size
 
 
 @pytest.fixture
@@ -187,6 +225,24 @@ async def test_parse_with_tools_and_with_a_model(sdk, frontend) -> None:
     saying(frontend, '{"name": "K2', reason="length")
     with pytest.raises(openai.LengthFinishReasonError):
         await sdk.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Place)
+
+
+async def test_parse_with_tools_beside_a_model(sdk, frontend) -> None:
+    """The client sends both; the answer is one of them."""
+    both = {"model": MODEL, "messages": MESSAGES, "tools": [TIME_TOOL], "response_format": Place}
+    saying(frontend, *CALL)
+    message = (await sdk.chat.completions.parse(**both)).choices[0].message
+    assert message.tool_calls[0].function.parsed_arguments == GetTime(zone="UTC")
+    assert message.content is None and message.parsed is None
+    async with sdk.chat.completions.stream(**both) as stream:
+        message = (await stream.get_final_completion()).choices[0].message
+    assert message.tool_calls[0].function.parsed_arguments == GetTime(zone="UTC") and not message.content
+    saying(frontend, *'{"name": "<tool_call>{}", "height": 8611}')
+    message = (await sdk.chat.completions.parse(**both)).choices[0].message
+    assert message.parsed == Place(name="<tool_call>{}", height=8611) and not message.tool_calls
+    async with sdk.chat.completions.stream(**both) as stream:
+        message = (await stream.get_final_completion()).choices[0].message
+    assert message.parsed == Place(name="<tool_call>{}", height=8611) and not message.tool_calls
 
 
 @pytest.mark.parametrize("stream", [True, False])

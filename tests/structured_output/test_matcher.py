@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from callboard.errors import ConfigError
 from callboard.mailbox.messages.grammar import (
     ChoiceFormat,
+    ContentOrCalls,
     GrammarFormat,
     JsonFormat,
     ReasoningGate,
@@ -21,6 +22,8 @@ from callboard.structured_output.vocabulary import make_vocabulary
 
 EOS, OTHER_EOS, MARK = 256, 257, 258
 PERSON = '{"type":"object","properties":{"k":{"type":"string","maxLength":3},"n":{"type":"integer"}},"required":["k"]}'
+CALLS = TagsFormat((Tag("<t>", '{"type":"integer"}', "</t>"),), separator=",", at_least_one=True)
+MARKED_CALLS = TagsFormat((Tag("f", PERSON, "k"),), prefix="<|mark|>", at_least_one=True)
 FORMS = {
     "json": (JsonFormat(PERSON), None),
     "any json": (JsonFormat("{}"), None),
@@ -29,6 +32,15 @@ FORMS = {
     "lark": (GrammarFormat('start: "a" start? "b"'), None),
     "tags": (TagsFormat((Tag("<t>", '{"type":"integer"}', "</t>"),), triggers=("<t>",)), None),
     "special tags": (TagsFormat((Tag("<|mark|>", '{"type":"integer"}', "k"),), triggers=("<|mark|>",)), None),
+    "content or calls": (ContentOrCalls(RegexFormat("<?[a-s]*>?"), CALLS, "<t>"), None),
+    "special calls or content": (
+        ContentOrCalls(JsonFormat(PERSON), MARKED_CALLS, "<|mark|>", content_begin="k<|mark|>"),
+        None,
+    ),
+    "either behind reasoning": (
+        ContentOrCalls(JsonFormat(PERSON), CALLS, "<t>"),
+        ReasoningGate("<think>", "</think>", False),
+    ),
     "behind reasoning": (RegexFormat("(true|k>x)*"), ReasoningGate("<think>", "</think>", True)),
     "maybe reasoning": (RegexFormat("[a-z<]*"), ReasoningGate("<think>", "</think>", False)),
     "special reasoning": (RegexFormat("[0-9]*"), ReasoningGate("<|mark|>", "k<|mark|>", False)),

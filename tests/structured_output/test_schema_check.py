@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from callboard.errors import GrammarRefused
 from callboard.mailbox.messages.grammar import JsonFormat
-from callboard.structured_output.json_text import MAX_SPACES
+from callboard.structured_output.json_text import MAX_INDENTATION, MAX_SPACES
 from callboard.structured_output.schema_check import MAX_DEPTH, checked_schema
 
 ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
@@ -187,19 +187,24 @@ def test_x09_white_space_is_bounded(compile_bytes, allows):
         "additionalProperties": False,
     }
     for grammar in (compile_bytes(schema), compile_bytes({"type": "object"})):
-        most, more = " " * MAX_SPACES, " \n" * MAX_SPACES
-        assert MAX_SPACES <= 64
-        assert allows(grammar, f'{{{most}"a"{most}:{most}1{most}}}')
-        for text in (
-            f'{{{more}"a":1}}',
-            f'{{"a"{more}:1}}',
-            f'{{"a":{more}1}}',
-            f'{{"a":1{more}}}',
-            ' {"a":1}',
-            '{"a":1} ',
-        ):
-            assert not allows(grammar, text)
-        assert allows(grammar, json.dumps({"a": 1}, indent=8))
+        most = " \r\n" + " " * MAX_INDENTATION
+        assert len(most) == MAX_SPACES <= 64
+        for space in ("", " ", "  ", "\t", "\n", " \n\t\t", most):
+            assert allows(grammar, f'{{{space}"a"{space}:{space}1{space}}}'), space
+        for space in ("   ", "\n\n", "\r", "  \n", " \n" * MAX_SPACES, most + " "):
+            for text in (f'{{{space}"a":1}}', f'{{"a"{space}:1}}', f'{{"a":{space}1}}', f'{{"a":1{space}}}'):
+                assert not allows(grammar, text), text
+        assert not allows(grammar, ' {"a":1}') and not allows(grammar, '{"a":1} ')
+
+
+@pytest.mark.parametrize("indent", [None, 1, 2, 4, "\t"])
+def test_what_printers_of_json_write_is_allowed(indent, compile_bytes, allows):
+    """Eight levels of four columns, lines of both kinds."""
+    value: object = {"a": [], "b": {}}
+    for level in range(6):
+        value = {"a": value} if level % 2 else [1, value]
+    text = json.dumps(value, indent=indent)
+    assert allows(compile_bytes({}), text) and allows(compile_bytes({}), text.replace("\n", "\r\n"))
 
 
 SCALARS = st.sampled_from([None, True, 0, 1, -3, 2.5, "", "a", "ab", "é\n"])

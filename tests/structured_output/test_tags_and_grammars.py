@@ -7,8 +7,18 @@ import json
 import pytest
 
 from callboard.errors import GrammarRefused
-from callboard.mailbox.messages.grammar import GrammarFormat, JsonFormat, Tag, TagsFormat
-from callboard.structured_output.sizes import ensure_size
+from callboard.mailbox.messages.grammar import (
+    ChoiceFormat,
+    Constraint,
+    ContentOrCalls,
+    GrammarFormat,
+    JsonFormat,
+    RegexFormat,
+    Tag,
+    TagsFormat,
+)
+from callboard.structured_output.sandbox import checked
+from callboard.structured_output.sizes import compiled_bytes, ensure_size
 
 CITY = json.dumps({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})
 EMPTY = json.dumps({"type": "object", "additionalProperties": False})
@@ -137,6 +147,62 @@ def test_tags_that_do_not_fit_are_refused(form, compile_bytes):
         compile_bytes(form)
 
 
+CALLS = TagsFormat((WEATHER, CLOCK), separator="\n", at_least_one=True)
+
+
+def test_content_or_calls(compile_bytes, allows):
+    """Also where the beginnings of both are the same text for a while."""
+    for content, good, bad in (
+        (JsonFormat(CITY), '{"city": "<tool>"}', '{"city": 1}'),
+        (RegexFormat("<[a-z]+>?"), "<tool", "<>"),
+        (ChoiceFormat(("<tool", "<", "<tool>")), "<", "tool"),
+        (GrammarFormat('start: "<" NAME ">x"\nNAME: /[a-z]+/'), "<tool>x", "<tool>"),
+        (TagsFormat((LISTED,), at_least_one=True), '{"name": "c", "parameters": {}}', "{}"),
+    ):
+        grammar = compile_bytes(ContentOrCalls(content, CALLS, "<tool>\n"))
+        for text in (good, A_CALL, f"{A_CALL}\n{ANOTHER}"):
+            assert allows(grammar, text), (content, text)
+        for text in (bad, "", A_CALL + good, f"{A_CALL}\n", good + A_CALL, A_CALL.replace('"x', "1")):
+            assert not allows(grammar, text), (content, text)
+
+
+def test_content_behind_markup_or_calls(compile_bytes):
+    mark = 258
+    for content in (JsonFormat(CITY), RegexFormat('{.*"}'), GrammarFormat('start: "{" /[^}]+/ "}"'), CALLS):
+        grammar = compile_bytes(ContentOrCalls(content, CALLS, "<call>", content_begin="<|mark|>final<|mark|>"))
+        text = A_CALL if content is CALLS else '{"city": "x"}'
+        tokens = [mark, *b"final", mark, *text.encode()]
+        for answer in (tokens, list(A_CALL.encode())):
+            matcher = grammar.matcher()
+            assert matcher.accept(answer) == len(answer) and matcher.may_end
+        assert content is CALLS or grammar.matcher().accept(list(text.encode())) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "mark"),
+    [
+        (RegexFormat("[^%]*"), "<tool>"), (RegexFormat("[^b]+"), "<|mark|>"), (ChoiceFormat(("a", "<tool>")), "<tool>"),
+        (GrammarFormat('start: "\\n" x\nx: /<t.*/'), "<tool>"), (CALLS, "<tool>\n"),
+        (TagsFormat((Tag("<|mark|>", EMPTY, ""),), at_least_one=True), "<|mark|>"),
+    ],
+)  # fmt: skip
+def test_content_that_would_be_read_as_a_call_is_refused(content, mark, compile_bytes):
+    with pytest.raises(GrammarRefused, match="may begin with"):
+        compile_bytes(ContentOrCalls(content, CALLS, mark))
+
+
+def test_what_is_wrong_with_either_is_said(compile_bytes):
+    broken = TagsFormat((Tag("<f>", '{"contains": {}}', ""),), at_least_one=True)
+    with pytest.raises(GrammarRefused, match=r"^tools: .*contains"):
+        compile_bytes(ContentOrCalls(JsonFormat("{}"), broken, "<f>"))
+    with pytest.raises(GrammarRefused, match=r"^#: contains"):
+        compile_bytes(ContentOrCalls(JsonFormat('{"contains": {}}'), CALLS, "<f>"))
+    form = ContentOrCalls(JsonFormat("é" * 5), TagsFormat((Tag("a", "b", "c"),)), "a")
+    ensure_size(form, 13)
+    with pytest.raises(GrammarRefused, match="max_schema_bytes"):
+        ensure_size(form, 12)
+
+
 JSON_EBNF = r"""
 root ::= object
 value ::= object | array | string | number | ("true" | "false" | "null") ws
@@ -189,6 +255,20 @@ def test_grammars_of_clients(grammar, good, bad, compile_bytes, allows):
 def test_what_is_wrong_with_a_grammar_is_said(grammar, word, compile_bytes):
     with pytest.raises(GrammarRefused, match=word):
         compile_bytes(GrammarFormat(grammar))
+
+
+@pytest.mark.parametrize(
+    "grammar", ['start: start "a"', "root ::= root", "start: A\nA: /a/ & /b/", 'start: "a" B\nB: /a/ & /b/']
+)
+def test_a_grammar_without_a_text_is_said_to_be_one(grammar, byte_backend, byte_vocabulary):
+    refusal = checked(byte_backend, byte_vocabulary, Constraint(GrammarFormat(grammar)))
+    assert refusal in ("the grammar allows no text at all", "the grammar allows no text behind what stands there")
+
+
+def test_a_larger_description_takes_more_memory():
+    small, large = JsonFormat("{}"), ContentOrCalls(JsonFormat("x" * 1000), CALLS, "a")
+    assert 10_000 < compiled_bytes(small) < 1_000_000
+    assert compiled_bytes(large) > compiled_bytes(small) + 1000 * 40
 
 
 def test_sizes():

@@ -78,7 +78,12 @@ LLAMA3 = Family(
     tail=(),
     stops=("<|python_tag|>",),
     written=Written(
-        begin='{"name": "NAME", "parameters": ', end="}", separator="; ", trigger='{"name": "', is_trigger_at_start=True
+        begin='{"name": "NAME", "parameters": ',
+        end="}",
+        separator="; ",
+        trigger='{"name": "',
+        is_trigger_at_start=True,
+        mark_beside_content="<|python_tag|>",
     ),
     template_signs=(("<|python_tag|>",), ('"parameters": ', "<|start_header_id|>")),
 )

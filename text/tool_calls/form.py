@@ -80,6 +80,8 @@ class Written(msgspec.Struct, frozen=True):
     """Text that begins calls when the model may choose to make any: `prefix + begin` starts with it."""
     is_trigger_at_start: bool = False
     """The trigger counts at the beginning of the content only."""
+    mark_beside_content: str = ""
+    """Before the first call where the answer may be content instead, for calls that look like content without."""
     prefix_after_reasoning: str | None = None
     """In place of `prefix` where a reasoning section was closed before; None: the same."""
 
