@@ -29,7 +29,7 @@ from ..mailbox.messages.grammar import (
 )
 from ..shm_queue import MaskRegion, Phase, ProgressLine
 from ..structured_output.backend import GrammarBackend, Matcher
-from ..structured_output.sizes import ensure_size
+from ..structured_output.sizes import compiled_bytes, ensure_size
 from .compile_pool import CompilePool
 from .faults import Faults
 from .grammar_book import Fate, GrammarBook
@@ -39,6 +39,8 @@ from .sender import Sender
 
 _MAX_UNUSED = 256
 """Grammars that are kept though no request has them."""
+_MAX_UNUSED_BYTES = 256 << 20
+"""And what they may take of memory, as it is estimated."""
 
 
 class GrammarTools(NamedTuple):
@@ -85,8 +87,9 @@ class GrammarActor:
         self._max_schema_bytes = max_schema_bytes
         self._masks = masks
         self._progress = progress
-        self._book = GrammarBook(_MAX_UNUSED)
-        self._compiling: set[str] = set()
+        self._book = GrammarBook(_MAX_UNUSED, _MAX_UNUSED_BYTES)
+        self._compiling: dict[str, list[str]] = {}
+        """Key -> requests that wait for it."""
         self._matchers: dict[int, Matcher] = {}
         self._early: dict[int, _RowNews] = {}
         """Runs whose grammar is not there yet. The scheduler remembers more grammars than are kept here, so it lets a
@@ -137,8 +140,10 @@ class GrammarActor:
         if fate is not None:
             self._tell(key, fate)
         elif key not in self._compiling:
-            self._compiling.add(key)
+            self._compiling[key] = [message.request_id]
             self.faults.start(self._settle(message))
+        else:
+            self._compiling[key].append(message.request_id)
 
     async def _settle(self, message: Compile) -> None:
         """Find out what becomes of a grammar: in the sandbox first, so that none that explodes gets here."""
@@ -154,10 +159,10 @@ class GrammarActor:
             fate = error.message
             self._times.num_refused += 1
         except (ConfigError, EngineFailure) as error:  # no fault of this grammar: the next one is tried
-            self._compiling.discard(message.grammar_key)
-            self._post(GrammarFailed(message.grammar_key, str(error), 500))
+            request_ids = self._compiling.pop(message.grammar_key)
+            self._post(GrammarFailed(message.grammar_key, str(error), 500, request_ids))
             for news in self._take_early(message.grammar_key):
-                self._fail(news.epoch, news.run, str(error))
+                self._fail(news.epoch, news.run, str(error), 500)
             return
         key = message.grammar_key
         log_event(
@@ -166,15 +171,16 @@ class GrammarActor:
             seconds=(time.monotonic_ns() - started_ns) / 1e9,
             is_good=not isinstance(fate, str),
         )
-        self._compiling.discard(key)
-        self._book.settle(key, fate)
+        del self._compiling[key]
+        size = len(fate) if isinstance(fate, str) else compiled_bytes(message.constraint.format)
+        self._book.settle(key, fate, size)
         self._tell(key, fate)
         for news in self._take_early(key):
             self._take_news(news)
         self.flush()
 
     async def _loaded(self) -> GrammarTools:
-        if self._tools is None:
+        if self._tools is None or (self._tools.done() and self._tools.exception() is not None):
             self._tools = asyncio.ensure_future(self._load())
         return await asyncio.shield(self._tools)
 
@@ -221,13 +227,16 @@ class GrammarActor:
             if not self._mask.any():
                 raise GrammarRefused("nothing may follow what stands there")
         except GrammarRefused as error:
-            self._fail(news.epoch, news.run, error.message)
+            self._fail(news.epoch, news.run, error.message, 400)
+            return
+        except EngineFailure as error:
+            self._fail(news.epoch, news.run, str(error), 500)
             return
         self._masks.write(news.row, news.epoch, news.run, news.position + len(news.token_ids), self._mask)
         self._times.mask(time.perf_counter_ns() - started_ns)
 
     def _follow(self, news: _RowNews) -> None:
-        """Raises GrammarRefused if the run cannot go on."""
+        """Raises GrammarRefused if its grammar keeps the run from going on, EngineFailure if it kept to no masks."""
         if news.grammar_key is not None:
             grammar = self._book.find(news.grammar_key)
             assert grammar is not None, "a run without its grammar is early"
@@ -236,13 +245,13 @@ class GrammarActor:
             self._matchers[news.run] = grammar.matcher()
         matcher = self._matchers.get(news.run)
         if matcher is None:
-            raise GrammarRefused("its grammar could not be followed")
+            raise EngineFailure("its grammar could not be followed")
         num_taken = matcher.accept(news.token_ids)
         if num_taken < len(news.token_ids):
-            raise GrammarRefused(f"the grammar does not allow token {news.token_ids[num_taken]} where it stands")
+            raise EngineFailure(f"the grammar does not allow token {news.token_ids[num_taken]} where it stands")
 
-    def _fail(self, epoch: int, run: int, message: str) -> None:
+    def _fail(self, epoch: int, run: int, message: str, status: int) -> None:
         self._matchers.pop(run, None)
         self._times.num_failed += 1
         log_event("grammar.failed", run=run, error=message)
-        self._post(MatcherFailed(epoch, run, f"the answer could not be kept to its format: {message}"))
+        self._post(MatcherFailed(epoch, run, f"the answer could not be kept to its format: {message}", status))

@@ -11,33 +11,39 @@ Fate = CompiledGrammar | str
 
 
 class GrammarBook:
-    """What no request uses any more stays for the next one that wants it, up to `max_unused` of them; the ones that
-    were used last stay longest."""
+    """What no request uses any more stays for the next one that wants it, up to `max_unused` of them and
+    `max_unused_bytes` of memory; the ones that were used last stay longest."""
 
-    def __init__(self, max_unused: int) -> None:
+    def __init__(self, max_unused: int, max_unused_bytes: int) -> None:
         self._max_unused = max_unused
+        self._max_unused_bytes = max_unused_bytes
         self._fates: OrderedDict[str, Fate] = OrderedDict()
         self._users: dict[str, Counter[str]] = {}
         """Key -> requests by tokenizer."""
+        self._sizes: dict[str, int] = {}
+        """Bytes of each."""
         self._num_unused = 0
+        self._num_unused_bytes = 0
 
     def find(self, key: str) -> Fate | None:
         """None: it is not known."""
         return self._fates.get(key)
 
-    def settle(self, key: str, fate: Fate) -> None:
-        """It was compiled, or cannot be."""
+    def settle(self, key: str, fate: Fate, num_bytes: int) -> None:
+        """It was compiled, or cannot be. `num_bytes`: about what it takes of memory."""
         assert key not in self._fates, f"grammar {key} is compiled twice"
         self._fates[key] = fate
+        self._sizes[key] = num_bytes
         if key not in self._users:
-            self._num_unused += 1
+            self._count_unused(key, 1)
             self._forget()
 
     def use(self, key: str, tokenizer: str) -> None:
         """One request more."""
         if key not in self._users:
             self._users[key] = Counter()
-            self._num_unused -= key in self._fates
+            if key in self._fates:
+                self._count_unused(key, -1)
         self._users[key][tokenizer] += 1
 
     def release(self, key: str, tokenizer: str) -> None:
@@ -58,11 +64,16 @@ class GrammarBook:
             del self._users[key]
             if key in self._fates:
                 self._fates.move_to_end(key)
-                self._num_unused += 1
+                self._count_unused(key, 1)
                 self._forget()
 
+    def _count_unused(self, key: str, change: int) -> None:
+        self._num_unused += change
+        self._num_unused_bytes += change * self._sizes[key]
+
     def _forget(self) -> None:
-        while self._num_unused > self._max_unused:
+        while self._num_unused > self._max_unused or self._num_unused_bytes > self._max_unused_bytes:
             key = next(key for key in self._fates if key not in self._users)
             del self._fates[key]
-            self._num_unused -= 1
+            self._count_unused(key, -1)
+            del self._sizes[key]

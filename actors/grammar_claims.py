@@ -25,7 +25,7 @@ class GrammarClaims:
     def claim(self, request_id: str, constraint: Constraint) -> str:
         """The request, which has no claim, needs a grammar of this kind from now on; returns its key."""
         assert request_id not in self._claims, f"{request_id} claims a second grammar"
-        message = self._claims[request_id] = Compile(constraint.key(), constraint, self._tokenizer)
+        message = self._claims[request_id] = Compile(constraint.key(), constraint, self._tokenizer, request_id)
         self._post(message)
         return message.grammar_key
 

@@ -30,6 +30,8 @@ class SavedGrammars(msgspec.Struct, frozen=True, array_like=True, gc=False):
     fates: dict[str, GrammarFailed | None]
     waiting: dict[str, list[int]]
     """Grammar key -> numbers."""
+    unlucky: dict[str, GrammarFailed]
+    """By request."""
 
 
 class SavedDeadlines(msgspec.Struct, frozen=True, array_like=True, gc=False):

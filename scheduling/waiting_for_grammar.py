@@ -13,10 +13,10 @@ def await_grammar(state: SchedulerState, request: Request) -> None:
     bad."""
     if not request.needs_grammar:
         return
-    if not state.grammars.is_known(request.grammar_key):
+    if not state.grammars.is_known(request):
         state.hold_back(request, RequestState.WAITING_FOR_GRAMMAR)
         state.grammars.wait(request)
-    elif (failure := state.grammars.failure(request.grammar_key)) is not None:
+    elif (failure := state.grammars.failure(request)) is not None:
         _end(state, request, failure.message, failure.status)
     else:
         request.needs_grammar = False
@@ -50,7 +50,7 @@ def fail_matcher(state: SchedulerState, event: MatcherFailed) -> None:
     """The request ends with what it has; a run that is over is no matter of anybody."""
     request = state.running.get(event.run)
     if request is not None:
-        _end(state, request, event.message, 500)
+        _end(state, request, event.message, event.status)
 
 
 def _end(state: SchedulerState, request: Request, message: str, status: int) -> None:

@@ -21,6 +21,7 @@ from callboard.mailbox.messages.grammar import (
     Compile,
     Constraint,
     GrammarFailed,
+    GrammarFormat,
     GrammarReady,
     GrammarToScheduler,
     MatcherFailed,
@@ -66,6 +67,7 @@ class Rig:
     def __init__(self) -> None:
         self.to_scheduler: Inbox[Any] = Inbox(GrammarToScheduler, 64, 1 << 20)
         self.faults, self.sandbox, self.num_loads = Faults(), Sandbox(), 0
+        self.cannot_load = False
         layout = MaskLayout(num_rows=4, num_positions=3, vocab_size=257)
         self.region = MaskRegion(layout, create_mask_region(layout))
         self.line = ProgressLine(np.zeros(LINE_WORDS, np.uint64))
@@ -82,6 +84,8 @@ class Rig:
 
     def load(self) -> GrammarTools:
         self.num_loads += 1
+        if self.cannot_load:
+            raise EngineFailure("no backend")
         return GrammarTools(LLGuidanceBackend(VOCABULARY), self.sandbox)  # type: ignore[arg-type]
 
     def say(self, *messages: ToGrammar) -> None:
@@ -124,8 +128,8 @@ def _with_rig(scenario: Callable[[Rig], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-def compile_message(constraint: Constraint = YES_OR_NO, tokenizer: str = "tokenizer") -> Compile:
-    return Compile(constraint.key(), constraint, tokenizer)
+def compile_message(constraint: Constraint = YES_OR_NO, tokenizer: str = "tokenizer", request_id: str = "r") -> Compile:
+    return Compile(constraint.key(), constraint, tokenizer, request_id)
 
 
 @pytest.mark.slow
@@ -172,7 +176,8 @@ def test_what_the_grammar_does_not_take_ends_that_run_alone() -> None:
         key = YES_OR_NO.key()
         rig.say(Advance(1, [1, 2], [5, 6], [3, 3], [[ord("x")], [ord("n")]], {5: key, 6: key}))
         failed = await rig.to_scheduler.receive()
-        assert isinstance(failed, MatcherFailed) and failed.run == 5 and str(ord("x")) in failed.message
+        assert isinstance(failed, MatcherFailed) and (failed.run, failed.status) == (5, 500)
+        assert str(ord("x")) in failed.message, "a token that no mask allowed is the engine's fault"
         assert rig.allowed(6, 4) == {ord("o")}
 
     _with_rig(scenario)
@@ -226,6 +231,7 @@ def test_a_run_whose_grammar_was_forgotten_waits_until_it_is_compiled_anew() -> 
         await rig.expect(GrammarFailed(BAD.key(), "it is bad"))
         failed = await rig.to_scheduler.receive()
         assert isinstance(failed, MatcherFailed) and failed.run == 8 and "it is bad" in failed.message
+        assert failed.status == 400
 
     _with_rig(scenario)
 
@@ -234,10 +240,41 @@ def test_a_run_whose_grammar_was_forgotten_waits_until_it_is_compiled_anew() -> 
 def test_a_failure_of_the_engine_is_not_the_clients_and_the_next_request_tries_again() -> None:
     async def scenario(rig: Rig) -> None:
         rig.sandbox.is_broken = True
-        rig.say(compile_message())
-        await rig.expect(GrammarFailed(YES_OR_NO.key(), "no process starts", 500))
+        rig.say(compile_message(), compile_message(request_id="other"))
+        await rig.expect(GrammarFailed(YES_OR_NO.key(), "no process starts", 500, ["r", "other"]))
+        rig.say(compile_message(request_id="third"))
+        await rig.expect(GrammarFailed(YES_OR_NO.key(), "no process starts", 500, ["third"]))
         rig.sandbox.is_broken = False
         rig.say(compile_message())
         await rig.expect(GrammarReady(YES_OR_NO.key()))
+
+    _with_rig(scenario)
+
+
+@pytest.mark.slow
+def test_a_backend_that_did_not_load_is_loaded_again_for_the_next_request() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.cannot_load = True
+        rig.say(compile_message())
+        await rig.expect(GrammarFailed(YES_OR_NO.key(), "no backend", 500, ["r"]))
+        rig.cannot_load = False
+        rig.say(compile_message())
+        await rig.expect(GrammarReady(YES_OR_NO.key()))
+        assert rig.num_loads == 2
+
+    _with_rig(scenario)
+
+
+@pytest.mark.slow
+def test_a_grammar_that_leads_nowhere_is_the_clients() -> None:
+    nowhere = Constraint(GrammarFormat('start: "a" B\nB: /a/ & /b/'))
+
+    async def scenario(rig: Rig) -> None:
+        rig.say(compile_message(nowhere))
+        await rig.expect(GrammarReady(nowhere.key()))
+        rig.advance(7, 10, "a", nowhere.key())
+        failed = await rig.to_scheduler.receive()
+        assert isinstance(failed, MatcherFailed) and (failed.run, failed.status) == (7, 400)
+        assert "allows no text" in failed.message
 
     _with_rig(scenario)

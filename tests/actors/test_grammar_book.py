@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from callboard.actors.grammar_book import GrammarBook
 
-MAX_UNUSED = 2
+MAX_UNUSED = 3
+SIZES = {"a": 1, "b": 2, "c": 3, "d": 5, "e": 9}
+MAX_BYTES = 7
 KEYS = st.sampled_from(["a", "b", "c", "d", "e"])
 TOKENIZERS = st.sampled_from(["t.0", "t.1"])
 Move = tuple[str, str, str]
@@ -22,8 +24,8 @@ class Twin:
 
     def forget(self) -> None:
         unused = [key for key in self.settled if all(key != of for of, _ in self.claims)]
-        for key in unused[: max(0, len(unused) - MAX_UNUSED)]:
-            self.settled.remove(key)
+        while len(unused) > MAX_UNUSED or sum(SIZES[key] for key in unused) > MAX_BYTES:
+            self.settled.remove(unused.pop(0))
 
     def end(self, claims: list[tuple[str, str]]) -> None:
         for claim in claims:
@@ -37,13 +39,13 @@ class Twin:
 
 @given(moves=st.lists(st.tuples(st.sampled_from(["use", "settle", "release", "lose"]), KEYS, TOKENIZERS), max_size=60))
 def test_the_book_keeps_what_is_used_and_what_was_used_last(moves: list[Move]) -> None:
-    book, twin = GrammarBook(MAX_UNUSED), Twin()
+    book, twin = GrammarBook(MAX_UNUSED, MAX_BYTES), Twin()
     for what, key, tokenizer in moves:
         if what == "use":
             book.use(key, tokenizer)
             twin.claims.append((key, tokenizer))
         elif what == "settle" and key not in twin.settled:
-            book.settle(key, f"no {key}")
+            book.settle(key, f"no {key}", SIZES[key])
             twin.settled.append(key)
             twin.forget()
         elif what == "release":

@@ -12,7 +12,7 @@ from callboard.tests.actors.tokenizer_rig import TokenizerRig
 
 YES = ChoiceFormat(("yes",))
 KEY = Constraint(YES).key()
-WANTED = Compile(KEY, Constraint(YES), "tokenizer")
+WANTED = Compile(KEY, Constraint(YES), "tokenizer", "r")
 GIVEN_UP = Release(KEY, "tokenizer")
 LENGTH = Finish("length", Usage(2, 9, 0))
 

@@ -93,8 +93,8 @@ BUGS = (
     PlantedBug(
         "grammars_are_not_awaited",
         "scheduling.waiting_for_grammar",
-        "if not state.grammars.is_known(request.grammar_key):",
-        "if state.grammars.is_known(request.grammar_key) is None:",
+        "if not state.grammars.is_known(request):",
+        "if state.grammars.is_known(request) is None:",
     ),
     PlantedBug(
         "half_a_transfer_counts_as_all",

@@ -97,6 +97,7 @@ def contents_of(scheduler: Scheduler) -> dict[str, bool]:
         "abandoned transfers": None in state.transfers._requests.values(),
         "unsent transfers": state.transfers._unsent,
         "fates of grammars": state.grammars._fates,
+        "requests without luck": state.grammars._unlucky,
         "waiting for grammars": state.grammars._waiting,
         "deadlines": state.deadlines._heap,
         "tenants": len(state.tenants._index) > 1,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from callboard.mailbox.messages.grammar import Advance, GrammarReady
+from callboard.mailbox.messages.grammar import Advance, GrammarFailed, GrammarReady
 from callboard.scheduling.events import GrammarGone
 from callboard.tests.scheduling.fake_engine import Engine
 from callboard.tests.scheduling.fake_worker import make_admit, make_limits
@@ -108,3 +108,22 @@ def test_late_masks_cost_steps_and_change_no_token() -> None:
         engine.run()
         engine.check_all_served()
         assert engine.scheduler.statistics().num_late_masks >= 3 // depth
+
+
+def test_a_failure_of_the_engine_ends_the_requests_that_it_names_and_no_others() -> None:
+    """Also one whose answer comes before itself; the grammar is tried again for the next one."""
+    engine = Engine(make_limits(pipeline_depth=1))
+    engine.guilty |= {("first", 0), ("early", 0), ("bad", 0)}
+    engine.admit(*(make_admit(name, [1, 2], max_tokens=2, grammar_key="g") for name in ("first", "patient")))
+    engine.pump(GrammarFailed("g", "no process starts", 500, ["first", "early"]))
+    engine.admit(*(make_admit(name, [1, 2], max_tokens=2, grammar_key="g") for name in ("early", "late")))
+    ends = {name: engine.clients[name, 0].finish for name in ("first", "patient", "early", "late")}
+    assert {name for name, finish in ends.items() if finish is not None} == {"first", "early"}
+    assert all(finish is None or finish.status == 500 for finish in ends.values())
+    engine.pump(GrammarReady("g"))
+    engine.run_step()
+    assert all(len(engine.clients[name, 0].token_ids) == 1 for name in ("patient", "late"))
+    engine.pump(GrammarFailed("h", "it is bad"))
+    engine.admit(make_admit("bad", [1, 2], max_tokens=2, grammar_key="h"))
+    finish = engine.clients["bad", 0].finish
+    assert finish is not None and finish.status == 400, "what is bad stays bad"

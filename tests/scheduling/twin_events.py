@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from callboard.mailbox.messages.admission import AddInput, Admit, Stop
 from callboard.mailbox.messages.drafts import Drafts
 from callboard.mailbox.messages.grammar import GrammarFailed, GrammarReady, MatcherFailed
@@ -29,10 +31,10 @@ def apply(state: TwinState, event: Event) -> None:
         case GrammarReady():
             _settle_grammar(state, event.grammar_key, None)
         case GrammarFailed():
-            _settle_grammar(state, event.grammar_key, event.status)
+            _settle_grammar(state, event.grammar_key, event.status, event.request_ids)
         case MatcherFailed():
             if event.epoch == state.epoch and event.run in state.request_of_run:
-                state.end(state.request_of_run[event.run], TwinEnd("error"))
+                state.end(state.request_of_run[event.run], TwinEnd("error", status=event.status))
         case Drafts():
             _keep_drafts(state, event)
         case BlocksLoaded():
@@ -145,10 +147,15 @@ def _abort(state: TwinState, event: Abort) -> None:
             state.forget(request)
 
 
-def _settle_grammar(state: TwinState, grammar_key: str, status: int | None) -> None:
-    state.grammars[grammar_key] = status
+def _settle_grammar(state: TwinState, grammar_key: str, status: int | None, request_ids: Sequence[str] = ()) -> None:
+    """A fault of the engine's ends the requests that it names, and says nothing of the grammar."""
+    if status == 500:
+        state.unlucky.update(request_ids)
+    else:
+        state.grammars[grammar_key] = status
     for request in list(state.live.values()):
-        if request.state == FOR_GRAMMAR and request.admit.grammar_key == grammar_key:
+        is_meant = status != 500 or request.key[0] in request_ids
+        if request.state == FOR_GRAMMAR and request.admit.grammar_key == grammar_key and is_meant:
             state.let_go(request)
             await_grammar(state, request)
 
@@ -156,6 +163,7 @@ def _settle_grammar(state: TwinState, grammar_key: str, status: int | None) -> N
 def _lose_grammars(state: TwinState) -> None:
     """Nothing is known of any; whoever runs under one goes back, and waits until it is there again."""
     state.grammars.clear()
+    state.unlucky.clear()
     for request in reversed(list(state.running)):
         if request.admit.grammar_key:
             state.preempt(request)

@@ -59,10 +59,11 @@ def await_grammar(state: TwinState, request: TwinRequest) -> None:
     """One that waits for its turn may have to wait for its grammar first, once; without a good one it ends."""
     if not request.lacks_grammar:
         return
-    if request.admit.grammar_key not in state.grammars:
+    is_unlucky = request.key[0] in state.unlucky
+    if request.admit.grammar_key not in state.grammars and not is_unlucky:
         request.state = FOR_GRAMMAR
         return
-    status = state.grammars[request.admit.grammar_key]
+    status = 500 if is_unlucky else state.grammars[request.admit.grammar_key]
     request.lacks_grammar = status is not None
     if status is not None:
         state.end(request, TwinEnd("error", status=status))

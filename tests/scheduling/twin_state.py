@@ -65,6 +65,8 @@ class TwinState:
         self.num_come = self.num_waits = 0
         self.grammars: dict[str, int | None] = {}
         """Of those that are known: the status that their requests end with; None: they are good."""
+        self.unlucky: set[str] = set()
+        """Ids of requests that end where they need their grammar, for the engine could not compile it."""
         self.new_loads: list[TwinLoad] = []
         self.loads: dict[int, TwinLoad] = {}
         """By the number that the scheduler gave it."""

@@ -163,7 +163,10 @@ def draft(world: World, choices: Choices) -> None:
 def settle_grammar(world: World, choices: Choices) -> None:
     """A grammar is ready, or is none, or the engine could not compile it."""
     key = one_of(choices, GRAMMARS)
-    failed = GrammarFailed(key, "it is none", 500 if key == GRAMMARS[0] else 400)
+    failed = GrammarFailed(key, "it is none")
+    if key == GRAMMARS[0]:
+        names = [name for (name, _), request in world.twin.state.live.items() if request.admit.grammar_key == key]
+        failed = GrammarFailed(key, "nothing starts", 500, [*names[::2], "one that never came"])
     world.call(one_of(choices, [GrammarReady(key), GrammarReady(key), failed]))
 
 
@@ -176,7 +179,7 @@ def fail_matcher(world: World, choices: Choices) -> None:
     """A grammar became too large to follow; sometimes that is said of a run that is over, or of an earlier epoch."""
     runs = [run for run, request in world.twin.state.request_of_run.items() if request.admit.grammar_key]
     run = one_of(choices, runs) if runs else between(choices, 1, 3)
-    world.call(MatcherFailed(world.epoch - (choices.below(4) == 3), run, "too large"))
+    world.call(MatcherFailed(world.epoch - (choices.below(4) == 3), run, "too large", (400, 500)[run % 2]))
 
 
 def delay_masks(world: World, choices: Choices) -> None:
