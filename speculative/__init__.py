@@ -1,1 +1,1 @@
-"""Draft proposers and acceptance (floor 3). Nothing here yet: speculation is refused as not supported yet."""
+"""Draft proposers (floor 3), no torch: `make_proposer` by name, each behind the interface of `proposer`."""

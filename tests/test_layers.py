@@ -26,6 +26,7 @@ WITHOUT_TORCH = {
     "topology",
     "checkpoints",
     "text",
+    "speculative",
     "structured_output",
     "mailbox",
     "shm_queue",

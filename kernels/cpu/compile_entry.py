@@ -13,7 +13,17 @@ from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 
 from ...errors import BadObjectFile
-from . import allowed_logits, attention_tiles, decoder_step, pack_panels, panels, rows, token_choice
+from . import (
+    allowed_logits,
+    attention_tiles,
+    decoder_step,
+    ngram_lookup,
+    pack_panels,
+    panels,
+    rows,
+    suffix_drafts,
+    token_choice,
+)
 from .entries import ENTRY
 from .object_file import is_outside, undefined_symbols
 from .vector_ir import INT64
@@ -22,9 +32,11 @@ _MODULES: dict[str, ModuleType] = {
     "allowed_logits": allowed_logits,
     "attention_tiles": attention_tiles,
     "decoder_step": decoder_step,
+    "ngram_lookup": ngram_lookup,
     "pack_panels": pack_panels,
     "panels": panels,
     "rows": rows,
+    "suffix_drafts": suffix_drafts,
     "token_choice": token_choice,
 }
 """Where `entries` come from."""

@@ -82,6 +82,8 @@ quantize_four = CompiledFunction("pack_panels", "quantize_four")
 quantize_eight = CompiledFunction("pack_panels", "quantize_eight")
 choose_token = CompiledFunction("token_choice", "choose_token")
 forbid_others = CompiledFunction("allowed_logits", "forbid_others")
+look_up_ngrams = CompiledFunction("ngram_lookup", "look_up_ngrams")
+draft_suffixes = CompiledFunction("suffix_drafts", "draft_suffixes")
 
 PANELS = {
     4: NativeFunction("panels", "int4_panel"),

@@ -1,0 +1,154 @@
+"""Suffix decoding: a row goes on as most of the places do whose tokens match its end.
+
+**What is drafted.** Of the row's own earlier tokens, those places count (occurrences) that match its last
+`min_match` tokens, the latest `max_occurrences` of them, each with the length of its match, up to `max_match`. For each
+length m that there is, the occurrences that match at least so far vote: the most frequent next token is drafted, then
+the most frequent one behind it among those that had it, and so on: the path that a suffix tree's counts give. A draft's
+probability is the product of count(child) / count(parent) on the way; the row's end is itself one that passed the first
+parent, as it is in a tree, so a single occurrence is believed by one half. The path ends where the probability falls
+below `min_probability`, at `spec_factor` * m tokens, or at max_drafts. Its score is the sum of its probabilities: the
+number of tokens that may be expected to be accepted. The path of the highest score is proposed; of equal ones that of
+the longer match. Frequent tokens that are equally frequent: that of the latest occurrence. Where the row's own known
+tokens end, an occurrence goes on with the drafts, so that a pattern repeats.
+
+**What others have put out** (`max_cached_tokens`, the oldest tokens go first) is searched in the same way, from
+`min_shared_match` tokens on, and proposed if its score is higher. It is shared by key (tenant, cache salt): what another
+key's requests have put out is never drafted, so nobody can find it out by how fast a guess of it is answered. Keys share
+the space: how much others put out can be felt in how early one's own output goes, as in a prefix cache.
+
+**What it costs.** No tree is built: a new token is a hash and two stores, and counting is done for the occurrences of one
+n-gram when drafts are wanted. So forgetting a row is one addition, and memory is fixed at the start: 12 to 20 bytes for
+each token that the batch has room for, 36 for each cached one.
+
+Source: Oliaro, Jia, Campos, Qiao, "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", 2024,
+arXiv 2411.04975, whose scores these are; it keeps whole requests and all occurrences.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta, Struct
+
+from ..errors import ConfigError
+from ..kernels.cpu.entries import draft_suffixes
+from ..kernels.cpu.packed_arguments import Packed
+from .proposer import Int32s, ProposedDrafts
+from .row_buffers import RowBuffers
+from .suffix_arrays import Batch, make_own_tokens, make_shared_tokens, make_workspace
+
+_MAX_PATH = 256
+"""Drafts of a row in one step, whatever is asked for [tokens]."""
+
+
+class SuffixOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the method "suffix"."""
+
+    min_match: Annotated[int, Meta(ge=1, le=16)] = 2
+    """Shortest end of a row that is looked for in the row itself [tokens]."""
+    min_shared_match: Annotated[int, Meta(ge=1, le=16)] = 3
+    """Shortest end of a row that is looked for in what other requests have put out [tokens]."""
+    max_match: Annotated[int, Meta(ge=1, le=256)] = 24
+    """Matches are not measured further [tokens]."""
+    max_occurrences: Annotated[int, Meta(ge=1, le=4096)] = 128
+    """Latest occurrences that are counted."""
+    spec_factor: Annotated[float, Meta(gt=0.0, le=16.0)] = 1.0
+    """Drafts for each token that matches."""
+    min_probability: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
+    """A draft that is less probable ends the path."""
+    max_cached_tokens: Annotated[int, Meta(ge=0, le=1 << 28)] = 1 << 18
+    """Output of recent requests that is kept for requests of the same key [tokens]; 0 for none."""
+
+
+class SuffixStatistics(Struct, frozen=True):
+    """At one moment."""
+
+    num_row_tokens: int
+    """Tokens of rows that are chained."""
+    num_cached_tokens: int
+    """Tokens of output that requests of the same key may be drafted from."""
+    memory_bytes: int
+    """Of the arrays, whatever is in them; a page that nothing was put into takes none."""
+
+
+class SuffixProposer:
+    """Raises ConfigError if min_match or min_shared_match is above max_match."""
+
+    def __init__(self, options: SuffixOptions, max_num_seqs: int, max_model_len: int) -> None:
+        for name in ("min_match", "min_shared_match"):
+            if (value := getattr(options, name)) > options.max_match:
+                raise ConfigError(f"{name} is {value}, max_match {options.max_match}; {name} may be at most max_match")
+        self._options = options
+        self._buffers = buffers = RowBuffers(max_num_seqs)
+        self._own = make_own_tokens(max_num_seqs, max_model_len + 1)
+        self._shared = make_shared_tokens(max_num_seqs, max(options.max_cached_tokens, 1))
+        self._work = make_workspace(
+            options.max_occurrences, options.max_match, _MAX_PATH, options.spec_factor, options.min_probability
+        )
+        self._packed_batch = Packed(Batch(buffers.rows, buffers.lengths, buffers.max_drafts))
+        self._packed_state = [Packed(part) for part in (self._own, self._shared, self._work)]
+        self._packed_minima = [Packed(options.min_match), Packed(options.min_shared_match)]
+
+    def follow(self, row: int, num_given_tokens: int, sharing_key: str | None) -> None:
+        """As `Proposer.follow`."""
+        self._forget_own(row)
+        shared = self._shared
+        shares = sharing_key is not None and self._options.max_cached_tokens > 0
+        shared.row_keys[row] = _key(sharing_key) if sharing_key is not None and shares else 0
+        shared.row_starts[row] = shared.row_taken[row] = num_given_tokens
+        shared.row_last[row] = 0
+
+    def propose(self, rows: Int32s, token_ids: Int32s, num_known: Int32s, max_drafts: Int32s) -> ProposedDrafts:
+        """As `Proposer.propose`. All rows are taken in before the first is drafted for."""
+        buffers = self._buffers
+        num_rows = buffers.fill(rows, num_known, max_drafts)
+        num_drafts = draft_suffixes(
+            num_rows,
+            self._packed_batch,
+            buffers.pack_token_ids(token_ids),
+            *self._packed_state,
+            *self._packed_minima,
+            buffers.packed_counts,
+            buffers.packed_drafts,
+        )
+        return buffers.drafts(num_rows, num_drafts)
+
+    def forget(self, rows: Int32s) -> None:
+        """As `Proposer.forget`."""
+        for row in rows.tolist():
+            self._forget_own(row)
+            self._shared.row_keys[row] = self._shared.row_last[row] = 0
+
+    def statistics(self) -> SuffixStatistics:
+        own, shared = self._own, self._shared
+        return SuffixStatistics(
+            num_row_tokens=int(own.num_taken.sum()),
+            num_cached_tokens=min(int(shared.next_serial[0]) - 1, shared.tokens.size),
+            memory_bytes=sum(array.nbytes for part in (own, shared, self._work) for array in part),
+        )
+
+    def check_integrity(self) -> None:
+        """Of the shared tokens: each that lies between two others is the one behind the first and before the second."""
+        shared = self._shared
+        next_serial, capacity = int(shared.next_serial[0]), shared.tokens.size
+        oldest = max(next_serial - capacity, 1)
+        serials = np.arange(oldest, next_serial)
+        slots = serials % capacity
+        after, before = shared.after[slots], shared.before[slots]
+        has_after, has_before = after > 0, before >= oldest
+        assert (shared.before[after[has_after] % capacity] == serials[has_after]).all(), "before what is after"
+        assert (shared.after[before[has_before] % capacity] == serials[has_before]).all(), "after what is before"
+        assert (shared.keys[slots[has_after]] == shared.keys[after[has_after] % capacity]).all(), "one key a request"
+        assert (shared.previous[slots] < serials).all(), "chains lead back"
+
+    def _forget_own(self, row: int) -> None:
+        self._own.generations[row] += 1
+        self._own.num_taken[row] = 0
+        self._own.masks[row] = -1
+
+
+def _key(sharing_key: str) -> np.uint64:
+    """Never 0."""
+    return np.uint64(int.from_bytes(blake2b(sharing_key.encode(), digest_size=8).digest(), "little") | 1)
