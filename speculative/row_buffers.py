@@ -13,7 +13,8 @@ class RowBuffers:
 
     def __init__(self, max_num_seqs: int) -> None:
         self.rows, self.lengths, self.max_drafts, self.counts = (np.zeros(max_num_seqs, np.int32) for _ in range(4))
-        self.packed_counts = Packed(self.counts)
+        self.packed_rows, self.packed_lengths = Packed(self.rows), Packed(self.lengths)
+        self.packed_max_drafts, self.packed_counts = Packed(self.max_drafts), Packed(self.counts)
         self._drafts = np.empty(0, np.int32)
         self.packed_drafts = Packed(np.empty(1, np.int32))
         self._token_ids: Int32s | None = None

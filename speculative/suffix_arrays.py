@@ -13,7 +13,6 @@ import numpy.typing as npt
 from .proposer import Int32s
 
 Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]
 Float64s = npt.NDArray[np.float64]
 
 
@@ -44,19 +43,16 @@ class OwnTokens(NamedTuple):
 class SharedTokens(NamedTuple):
     """Output of recent requests, live and finished, in a ring: a new token takes the place of the oldest. Tokens of
     several requests lie between each other; each knows the one before and the one after it. A token is named by its
-    serial number, from 1, and lies in slot serial % capacity; 0 is none, and so is a serial that was overwritten."""
+    serial number, from 1, whose last bits are its slot; 0 is none, and so is a serial that was overwritten."""
 
-    tokens: Int32s
-    keys: UInt64s
-    before: Int64s
-    after: Int64s
-    previous: Int64s
-    """[capacity]: of the same n-gram, or at least the same bucket."""
+    ring: Int64s
+    """[capacity, 5], one line of a cache or two for each: the token, its request's key, the token before it, the token
+    after it, the latest one before it with the same n-gram, or at least in the same bucket."""
     heads: Int64s
     """[buckets]: serials."""
     next_serial: Int64s
     """[1]"""
-    row_keys: UInt64s
+    row_keys: Int64s
     """[max_num_seqs]: 0 for a row that shares with nobody."""
     row_starts: Int32s
     """[max_num_seqs]: where its output begins."""
@@ -91,6 +87,7 @@ class Workspace(NamedTuple):
 
 
 def power_of_two(least: int) -> int:
+    """The smallest one that is not below it, 2 at least."""
     return 1 << max(least - 1, 1).bit_length()
 
 
@@ -106,15 +103,12 @@ def make_own_tokens(max_num_seqs: int, width: int) -> OwnTokens:
 
 
 def make_shared_tokens(max_num_seqs: int, capacity: int) -> SharedTokens:
+    """capacity: a power of two."""
     return SharedTokens(
-        tokens=np.zeros(capacity, np.int32),
-        keys=np.zeros(capacity, np.uint64),
-        before=np.zeros(capacity, np.int64),
-        after=np.zeros(capacity, np.int64),
-        previous=np.zeros(capacity, np.int64),
-        heads=np.zeros(power_of_two(capacity), np.int64),
+        ring=np.zeros((capacity, 5), np.int64),
+        heads=np.zeros(capacity, np.int64),
         next_serial=np.ones(1, np.int64),
-        row_keys=np.zeros(max_num_seqs, np.uint64),
+        row_keys=np.zeros(max_num_seqs, np.int64),
         row_starts=np.zeros(max_num_seqs, np.int32),
         row_taken=np.zeros(max_num_seqs, np.int32),
         row_last=np.zeros(max_num_seqs, np.int64),

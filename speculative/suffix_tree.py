@@ -1,8 +1,9 @@
 """Suffix decoding: a row goes on as most of the places do whose tokens match its end.
 
 **What is drafted.** Of the row's own earlier tokens, those places count (occurrences) that match its last
-`min_match` tokens, the latest `max_occurrences` of them, each with the length of its match, up to `max_match`. For each
-length m that there is, the occurrences that match at least so far vote: the most frequent next token is drafted, then
+`min_match` tokens, the latest `max_occurrences` of them, each with the length of its match, up to `max_match`. For the
+longest m that there is, and for each shorter one that at least twice as many match as the last m tried, the occurrences
+that match at least so far vote: the most frequent next token is drafted, then
 the most frequent one behind it among those that had it, and so on: the path that a suffix tree's counts give. A draft's
 probability is the product of count(child) / count(parent) on the way; the row's end is itself one that passed the first
 parent, as it is in a tree, so a single occurrence is believed by one half. The path ends where the probability falls
@@ -12,13 +13,15 @@ the longer match. Frequent tokens that are equally frequent: that of the latest 
 tokens end, an occurrence goes on with the drafts, so that a pattern repeats.
 
 **What others have put out** (`max_cached_tokens`, the oldest tokens go first) is searched in the same way, from
-`min_shared_match` tokens on, and proposed if its score is higher. It is shared by key (tenant, cache salt): what another
-key's requests have put out is never drafted, so nobody can find it out by how fast a guess of it is answered. Keys share
-the space: how much others put out can be felt in how early one's own output goes, as in a prefix cache.
+`min_shared_match` tokens on, and proposed if its score is higher. It is shared by key (tenant, cache salt): what
+another key's requests have put out is never drafted, so nobody can find it out by how fast a guess of it is answered.
+Keys share the space: how much others put out can be felt in how early one's own output goes, as in a prefix cache. What
+is put out in a request's last step may be missing, for nobody proposes behind it.
 
-**What it costs.** No tree is built: a new token is a hash and two stores, and counting is done for the occurrences of one
-n-gram when drafts are wanted. So forgetting a row is one addition, and memory is fixed at the start: 12 to 20 bytes for
-each token that the batch has room for, 36 for each cached one.
+**What it costs.** No tree is built: a new token is a hash and two stores, and counting is done for the occurrences of
+one n-gram when drafts are wanted. So forgetting a row is one addition, and memory is fixed at the start: 12 to 20 bytes
+for each token that the batch has room for (as far as rows grow: pages that nothing is put into are none), 48 for each
+cached one.
 
 Source: Oliaro, Jia, Campos, Qiao, "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", 2024,
 arXiv 2411.04975, whose scores these are; it keeps whole requests and all occurrences.
@@ -52,14 +55,15 @@ class SuffixOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """Shortest end of a row that is looked for in what other requests have put out [tokens]."""
     max_match: Annotated[int, Meta(ge=1, le=256)] = 24
     """Matches are not measured further [tokens]."""
-    max_occurrences: Annotated[int, Meta(ge=1, le=4096)] = 128
+    max_occurrences: Annotated[int, Meta(ge=1, le=4096)] = 64
     """Latest occurrences that are counted."""
     spec_factor: Annotated[float, Meta(gt=0.0, le=16.0)] = 1.0
     """Drafts for each token that matches."""
     min_probability: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
     """A draft that is less probable ends the path."""
     max_cached_tokens: Annotated[int, Meta(ge=0, le=1 << 28)] = 1 << 18
-    """Output of recent requests that is kept for requests of the same key [tokens]; 0 for none."""
+    """Output of recent requests that is kept for requests of the same key [tokens]; 0 for none, else the largest power
+    of two that is not above it."""
 
 
 class SuffixStatistics(Struct, frozen=True):
@@ -83,7 +87,7 @@ class SuffixProposer:
         self._options = options
         self._buffers = buffers = RowBuffers(max_num_seqs)
         self._own = make_own_tokens(max_num_seqs, max_model_len + 1)
-        self._shared = make_shared_tokens(max_num_seqs, max(options.max_cached_tokens, 1))
+        self._shared = make_shared_tokens(max_num_seqs, 1 << (max(options.max_cached_tokens, 1).bit_length() - 1))
         self._work = make_workspace(
             options.max_occurrences, options.max_match, _MAX_PATH, options.spec_factor, options.min_probability
         )
@@ -95,8 +99,9 @@ class SuffixProposer:
         """As `Proposer.follow`."""
         self._forget_own(row)
         shared = self._shared
-        shares = sharing_key is not None and self._options.max_cached_tokens > 0
-        shared.row_keys[row] = _key(sharing_key) if sharing_key is not None and shares else 0
+        shared.row_keys[row] = 0
+        if sharing_key is not None and self._options.max_cached_tokens > 0:
+            shared.row_keys[row] = _key(sharing_key)
         shared.row_starts[row] = shared.row_taken[row] = num_given_tokens
         shared.row_last[row] = 0
 
@@ -125,23 +130,23 @@ class SuffixProposer:
         own, shared = self._own, self._shared
         return SuffixStatistics(
             num_row_tokens=int(own.num_taken.sum()),
-            num_cached_tokens=min(int(shared.next_serial[0]) - 1, shared.tokens.size),
+            num_cached_tokens=min(int(shared.next_serial[0]) - 1, len(shared.ring)),
             memory_bytes=sum(array.nbytes for part in (own, shared, self._work) for array in part),
         )
 
     def check_integrity(self) -> None:
         """Of the shared tokens: each that lies between two others is the one behind the first and before the second."""
-        shared = self._shared
-        next_serial, capacity = int(shared.next_serial[0]), shared.tokens.size
+        next_serial, capacity = int(self._shared.next_serial[0]), len(self._shared.ring)
         oldest = max(next_serial - capacity, 1)
         serials = np.arange(oldest, next_serial)
-        slots = serials % capacity
-        after, before = shared.after[slots], shared.before[slots]
+        ring = self._shared.ring
+        _, keys, before, after, previous = ring[serials % capacity].T
+        behind = ring[after % capacity]
         has_after, has_before = after > 0, before >= oldest
-        assert (shared.before[after[has_after] % capacity] == serials[has_after]).all(), "before what is after"
-        assert (shared.after[before[has_before] % capacity] == serials[has_before]).all(), "after what is before"
-        assert (shared.keys[slots[has_after]] == shared.keys[after[has_after] % capacity]).all(), "one key a request"
-        assert (shared.previous[slots] < serials).all(), "chains lead back"
+        assert (behind[has_after, 2] == serials[has_after]).all(), "it is before what is after it"
+        assert (ring[before % capacity, 3][has_before] == serials[has_before]).all(), "it is after what is before it"
+        assert (behind[has_after, 1] == keys[has_after]).all(), "a request has one key"
+        assert (previous < serials).all(), "chains lead back"
 
     def _forget_own(self, row: int) -> None:
         self._own.generations[row] += 1
@@ -149,6 +154,6 @@ class SuffixProposer:
         self._own.masks[row] = -1
 
 
-def _key(sharing_key: str) -> np.uint64:
-    """Never 0."""
-    return np.uint64(int.from_bytes(blake2b(sharing_key.encode(), digest_size=8).digest(), "little") | 1)
+def _key(sharing_key: str) -> int:
+    """63 bits, never 0."""
+    return int.from_bytes(blake2b(sharing_key.encode(), digest_size=8).digest(), "little") >> 1 | 1

@@ -15,6 +15,10 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _HALF_WORD = np.uint64(32)
 _POSITION = np.int64(0xFFFFFFFF)
 _ENDED = np.int32(-1)
+_TOKEN, _KEY, _BEFORE, _AFTER, _PREVIOUS = 0, 1, 2, 3, 4
+"""Columns of `SharedTokens.ring`."""
+_OWN, _SHARED = np.int64(0), np.int64(1)
+"""Where occurrences are: numbers, for of a bool that stands in the source numba compiles two functions."""
 _STEPS, _STEPS_PER_OCCURRENCE = 64, 4
 """So much of a chain is walked at most, for each occurrence that may be found: other n-grams are in it, by chance or
 malice."""
@@ -36,12 +40,13 @@ def draft_suffixes(num_rows, batch, token_ids, own, shared, work, min_own, min_s
         if limit > 0:
             tokens = token_ids[row]
             found = _find_own(tokens, row, length, own, min_own, work)
-            count, score = _best_path(True, tokens, length, found, limit, min_own, shared, work)
+            count, score = _best_path(_OWN, tokens, length, found, limit, min_own, shared, work)
             for place in range(count):
                 drafts[filled + place] = work.path[place]
-            if shared.row_keys[row] != np.uint64(0):
+            most = work.places.size / (work.places.size + 1.0)
+            if shared.row_keys[row] != 0 and limit * most > score:
                 found = _find_shared(tokens, row, length, shared, min_shared, work)
-                shared_count, shared_score = _best_path(False, tokens, length, found, limit, min_shared, shared, work)
+                shared_count, shared_score = _best_path(_SHARED, tokens, length, found, limit, min_shared, shared, work)
                 if shared_score > score:
                     count = shared_count
                     for place in range(count):
@@ -84,25 +89,23 @@ def _take_own(tokens, row, length, own, size):
 @compiled
 def _take_shared(tokens, row, length, shared, size):
     """Appends what the row has put out, for those of its key."""
-    key = shared.row_keys[row]
-    if key == np.uint64(0):
+    key, ring = shared.row_keys[row], shared.ring
+    if key == 0:
         return
-    capacity = shared.tokens.size
-    mask = np.uint64(shared.heads.size - 1)
-    for end in range(shared.row_taken[row], length):
+    last_slot, last_bucket = len(ring) - 1, np.uint64(shared.heads.size - 1)
+    for end in range(np.int64(shared.row_taken[row]), np.int64(length)):
         serial = shared.next_serial[0]
         shared.next_serial[0] = serial + 1
-        slot = serial % capacity
         before = shared.row_last[row]
-        if before <= serial - capacity:  # it has just been overwritten, or there was none
+        if before <= serial - len(ring):  # it is just being overwritten, or there was none
             before = np.int64(0)
         if before > 0:
-            shared.after[before % capacity] = serial
-        shared.tokens[slot], shared.keys[slot] = tokens[end], key
-        shared.before[slot], shared.after[slot], shared.previous[slot] = before, 0, 0
+            ring[before & last_slot, _AFTER] = serial
+        place = ring[serial & last_slot]
+        place[_TOKEN], place[_KEY], place[_BEFORE], place[_AFTER], place[_PREVIOUS] = tokens[end], key, before, 0, 0
         if end - size + 1 >= shared.row_starts[row]:
-            bucket = np.int64(_hash(tokens, end, size, key) & mask)
-            shared.previous[slot] = shared.heads[bucket]
+            bucket = np.int64(_hash(tokens, end, size, np.uint64(key)) & last_bucket)
+            place[_PREVIOUS] = shared.heads[bucket]
             shared.heads[bucket] = serial
         shared.row_last[row] = serial
     shared.row_taken[row] = max(np.int64(shared.row_taken[row]), np.int64(length))
@@ -136,44 +139,50 @@ def _find_shared(tokens, row, length, shared, size, work):
     """As `_find_own`, among the tokens of the row's key; places are serials."""
     if length < size:
         return 0
-    capacity, key = shared.tokens.size, shared.row_keys[row]
-    oldest = max(shared.next_serial[0] - capacity, np.int64(1))
-    at = shared.heads[np.int64(_hash(tokens, length - 1, size, key) & np.uint64(shared.heads.size - 1))]
+    key, ring = shared.row_keys[row], shared.ring
+    last_slot, oldest = len(ring) - 1, max(shared.next_serial[0] - len(ring), np.int64(1))
+    bucket = np.int64(_hash(tokens, length - 1, size, np.uint64(key)) & np.uint64(shared.heads.size - 1))
+    at = shared.heads[bucket]
     found, max_found, max_matched = 0, work.places.size, work.by_matched.size - 1
     steps = _STEPS + _STEPS_PER_OCCURRENCE * max_found
     while at >= oldest and found < max_found and steps > 0:
-        slot, matched, place = at % capacity, 0, at
-        if shared.keys[slot] == key and shared.after[slot] > 0:
+        place = ring[at & last_slot]
+        if place[_KEY] == key and place[_AFTER] > 0:
+            matched, earlier = 0, at
             while (
-                place >= oldest
+                earlier >= oldest
                 and matched < max_matched
                 and matched < length
-                and shared.tokens[place % capacity] == tokens[length - 1 - matched]
+                and ring[earlier & last_slot, _TOKEN] == tokens[length - 1 - matched]
             ):
                 matched += 1
-                place = shared.before[place % capacity]
+                earlier = ring[earlier & last_slot, _BEFORE]
             if matched >= size:
-                work.places[found], work.matched[found] = shared.after[slot], matched
+                work.places[found], work.matched[found] = place[_AFTER], matched
                 found += 1
-        at = shared.previous[slot]
+        at = place[_PREVIOUS]
         steps -= 1
     return found
 
 
 @compiled
-def _best_path(is_own, tokens, length, num_found, limit, size, shared, work):
-    """Of the paths behind all occurrences that match at least so far, for each so far, the one with the highest score;
-    of equal ones that with the longer match. Returns (its length, its score); it is in work.path."""
+def _best_path(source, tokens, length, num_found, limit, size, shared, work):
+    """Of the paths behind all occurrences that match at least so far, the one with the highest score; of equal ones
+    that with the longer match. A shorter match is tried where at least twice as many have it: all paths together follow
+    each occurrence twice at most. Returns (the path's length, its score); it is in work.path."""
     by_matched, max_matched = work.by_matched, work.by_matched.size - 1
     for matched in range(max_matched + 1):
         by_matched[matched] = 0
     for i in range(num_found):
         by_matched[work.matched[i]] += 1
-    best_count, best_score, num_alive = 0, 0.0, 0
+    best_count, best_score, num_alive, num_tried = 0, 0.0, 0, 0
     for matched in range(max_matched, size - 1, -1):
         if by_matched[matched] == 0:
             continue
         num_alive += by_matched[matched]
+        if num_alive < 2 * num_tried:
+            continue
+        num_tried = num_alive
         max_tokens = min(limit, np.int64(matched * work.factor[0] + 1e-6))
         if max_tokens * (num_found / (num_found + 1.0)) <= best_score:
             break  # for no shorter match can do better
@@ -182,7 +191,7 @@ def _best_path(is_own, tokens, length, num_found, limit, size, shared, work):
             if work.matched[i] >= matched:
                 work.alive[alive] = work.places[i]
                 alive += 1
-        count, score = _path(is_own, tokens, length, num_alive, max_tokens, shared, work)
+        count, score = _path(source, tokens, length, num_alive, max_tokens, shared, work)
         if score > best_score:
             best_count, best_score = count, score
             for place in range(count):
@@ -191,12 +200,13 @@ def _best_path(is_own, tokens, length, num_found, limit, size, shared, work):
 
 
 @compiled
-def _path(is_own, tokens, length, num_alive, max_tokens, shared, work):
+def _path(source, tokens, length, num_alive, max_tokens, shared, work):
     """Follows the most frequent token of all that are alive while its probability holds. Returns (tokens, score)."""
+    ring = shared.ring
     count, score, probability, num_parents = 0, 0.0, 1.0, num_alive + 1
     while count < max_tokens and num_alive > 0:
         for i in range(num_alive):
-            work.tokens[i] = _token_at(is_own, tokens, length, work.alive[i], shared, work)
+            work.tokens[i] = _token_at(source, tokens, length, work.alive[i], shared, work)
         num_most, token = _most_frequent(num_alive, work)
         if num_most == 0:
             break
@@ -210,24 +220,27 @@ def _path(is_own, tokens, length, num_alive, max_tokens, shared, work):
         for i in range(num_alive):
             if work.tokens[i] == token:
                 place = work.alive[i]
-                work.alive[alive] = place + 1 if is_own else shared.after[place % shared.tokens.size]
+                work.alive[alive] = place + 1 if source == _OWN else ring[place & (len(ring) - 1), _AFTER]
                 alive += 1
         num_parents = num_alive = alive
     return count, score
 
 
 @compiled
-def _token_at(is_own, tokens, length, place, shared, work):
-    if is_own:
+def _token_at(source, tokens, length, place, shared, work):
+    if source == _OWN:
         return tokens[place] if place < length else work.trial[place - length]
-    return shared.tokens[place % shared.tokens.size] if place > 0 else _ENDED
+    return np.int32(shared.ring[place & (len(shared.ring) - 1), _TOKEN]) if place > 0 else _ENDED
 
 
 @compiled
 def _most_frequent(num_tokens, work):
     """(how often, which) of work.tokens; of equally frequent ones that of the latest occurrence; (0, -1) of none."""
-    if num_tokens == 1:
-        return (1 if work.tokens[0] != _ENDED else 0), work.tokens[0]
+    first, num_first = work.tokens[0], 0
+    for i in range(num_tokens):
+        num_first += work.tokens[i] == first
+    if 2 * num_first > num_tokens and first != _ENDED:
+        return num_first, first
     work.stamp[0] += 1
     stamp, mask = work.stamp[0], work.table_tokens.size - 1
     most = 0

@@ -25,6 +25,7 @@ class ReferenceSuffix:
 
     def __init__(self, options: SuffixOptions) -> None:
         self._options = options
+        self._capacity = max((2**i for i in range(20) if 2**i <= options.max_cached_tokens), default=0)
         self._requests: dict[int, _Request] = {}
         self._output: list[tuple[_Request, int, int]] = []
         """Of all requests with a key that ever were: (request, place in its output, token)."""
@@ -68,7 +69,7 @@ class ReferenceSuffix:
         return found[: self._options.max_occurrences]
 
     def _shared(self, request: _Request, tokens: list[int]) -> list[tuple[int, NextToken]]:
-        oldest = max(len(self._output) - self._options.max_cached_tokens, 0)
+        oldest = max(len(self._output) - self._capacity, 0)
         found: list[tuple[int, NextToken]] = []
         for serial in range(len(self._output) - 1, oldest - 1, -1):
             other, place, _ = self._output[serial]
@@ -83,8 +84,12 @@ class ReferenceSuffix:
 
     def _best(self, found: list[tuple[int, NextToken]], limit: int) -> tuple[float, list[int]]:
         best: tuple[float, list[int]] = (0.0, [])
+        num_tried = 0
         for length in sorted({matched for matched, _ in found}, reverse=True):
             voters = [next_token for matched, next_token in found if matched >= length]
+            if len(voters) < 2 * num_tried:
+                continue
+            num_tried = len(voters)
             score, path = self._path(voters, min(limit, int(length * self._options.spec_factor + 1e-6)))
             if score > best[0]:
                 best = score, path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import strategies as st
@@ -59,4 +60,4 @@ def split_drafts(found: ProposedDrafts, max_drafts: Sequence[int]) -> list[list[
     assert len(counts) == len(max_drafts) and all(0 <= n <= most for n, most in zip(counts, max_drafts, strict=True))
     ends = np.cumsum([0, *counts]).tolist()
     assert found.token_ids.size == ends[-1]
-    return [found.token_ids[start:end].tolist() for start, end in zip(ends, ends[1:], strict=False)]
+    return [found.token_ids[start:end].tolist() for start, end in pairwise(ends)]
