@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..kernels.cpu.entries import look_up_ngrams
 from ..kernels.cpu.packed_arguments import Packed
 from .proposer import Int32s, ProposedDrafts
-from .row_buffers import RowBuffers
+from .row_buffers import MAX_DRAFTS, RowBuffers
 
 
 class NgramOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,28 +38,18 @@ class NgramProposer:
             raise ConfigError(
                 f"min_ngram is {options.min_ngram}, max_ngram {options.max_ngram}; min_ngram may be at most max_ngram"
             )
-        self._min_ngram, self._max_ngram = Packed(options.min_ngram), Packed(options.max_ngram)
+        self._limits = [Packed(value) for value in (options.min_ngram, options.max_ngram, MAX_DRAFTS)]
         self._buffers = RowBuffers(max_num_seqs)
 
     def follow(self, row: int, num_given_tokens: int, sharing_key: str | None) -> None:
         pass
 
     def propose(self, rows: Int32s, token_ids: Int32s, num_known: Int32s, max_drafts: Int32s) -> ProposedDrafts:
-        """As `Proposer.propose`: all of max_drafts, or none."""
+        """As `Proposer.propose`: all of max_drafts (256 at most), or none."""
         buffers = self._buffers
-        num_rows = buffers.fill(rows, num_known, max_drafts)
-        num_drafts = look_up_ngrams(
-            num_rows,
-            buffers.packed_rows,
-            buffers.packed_lengths,
-            buffers.packed_max_drafts,
-            buffers.pack_token_ids(token_ids),
-            self._min_ngram,
-            self._max_ngram,
-            buffers.packed_counts,
-            buffers.packed_drafts,
-        )
-        return buffers.drafts(num_rows, num_drafts)
+        buffers.fill(rows, num_known, max_drafts)
+        token_rows = buffers.pack_token_ids(token_ids)
+        return buffers.drafts(look_up_ngrams(buffers.packed, token_rows, *self._limits))
 
     def forget(self, rows: Int32s) -> None:
         pass

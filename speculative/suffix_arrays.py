@@ -16,14 +16,6 @@ Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
 
 
-class Batch(NamedTuple):
-    """The rows of one call."""
-
-    rows: Int32s
-    lengths: Int32s
-    max_drafts: Int32s
-
-
 class OwnTokens(NamedTuple):
     """Chains over the tokens of each row, which themselves stay in the batch's array. Pages that no row has needed are
     no memory."""

@@ -39,11 +39,8 @@ from ..errors import ConfigError
 from ..kernels.cpu.entries import draft_suffixes
 from ..kernels.cpu.packed_arguments import Packed
 from .proposer import Int32s, ProposedDrafts
-from .row_buffers import RowBuffers
-from .suffix_arrays import Batch, make_own_tokens, make_shared_tokens, make_workspace
-
-_MAX_PATH = 256
-"""Drafts of a row in one step, whatever is asked for [tokens]."""
+from .row_buffers import MAX_DRAFTS, RowBuffers
+from .suffix_arrays import make_own_tokens, make_shared_tokens, make_workspace
 
 
 class SuffixOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,15 +82,14 @@ class SuffixProposer:
             if (value := getattr(options, name)) > options.max_match:
                 raise ConfigError(f"{name} is {value}, max_match {options.max_match}; {name} may be at most max_match")
         self._options = options
-        self._buffers = buffers = RowBuffers(max_num_seqs)
+        self._buffers = RowBuffers(max_num_seqs)
         self._own = make_own_tokens(max_num_seqs, max_model_len + 1)
         self._shared = make_shared_tokens(max_num_seqs, 1 << (max(options.max_cached_tokens, 1).bit_length() - 1))
         self._work = make_workspace(
-            options.max_occurrences, options.max_match, _MAX_PATH, options.spec_factor, options.min_probability
+            options.max_occurrences, options.max_match, MAX_DRAFTS, options.spec_factor, options.min_probability
         )
-        self._packed_batch = Packed(Batch(buffers.rows, buffers.lengths, buffers.max_drafts))
-        self._packed_state = [Packed(part) for part in (self._own, self._shared, self._work)]
-        self._packed_minima = [Packed(options.min_match), Packed(options.min_shared_match)]
+        state = (self._own, self._shared, self._work, options.min_match, options.min_shared_match)
+        self._packed_state = [Packed(part) for part in state]
 
     def follow(self, row: int, num_given_tokens: int, sharing_key: str | None) -> None:
         """As `Proposer.follow`."""
@@ -108,17 +104,9 @@ class SuffixProposer:
     def propose(self, rows: Int32s, token_ids: Int32s, num_known: Int32s, max_drafts: Int32s) -> ProposedDrafts:
         """As `Proposer.propose`. All rows are taken in before the first is drafted for."""
         buffers = self._buffers
-        num_rows = buffers.fill(rows, num_known, max_drafts)
-        num_drafts = draft_suffixes(
-            num_rows,
-            self._packed_batch,
-            buffers.pack_token_ids(token_ids),
-            *self._packed_state,
-            *self._packed_minima,
-            buffers.packed_counts,
-            buffers.packed_drafts,
-        )
-        return buffers.drafts(num_rows, num_drafts)
+        buffers.fill(rows, num_known, max_drafts)
+        token_rows = buffers.pack_token_ids(token_ids)
+        return buffers.drafts(draft_suffixes(buffers.packed, token_rows, *self._packed_state))
 
     def forget(self, rows: Int32s) -> None:
         """As `Proposer.forget`."""

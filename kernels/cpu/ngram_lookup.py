@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from .compiled import compiled
 
 
 @compiled
-def look_up_ngrams(num_rows, rows, lengths, max_drafts, token_ids, min_ngram, max_ngram, counts, drafts):
-    """As `speculative.ngram.NgramProposer.propose`. rows, lengths, max_drafts, counts: int32, the first `num_rows` of
-    each; token_ids: int32 [max_num_seqs, width]; drafts: int32 [at least the sum of max_drafts], filled from its start.
-    Returns how many were filled."""
-    filled = 0
-    for i in range(num_rows):
-        tokens, length, num_drafts = token_ids[rows[i]], lengths[i], max_drafts[i]
+def look_up_ngrams(batch, token_ids, min_ngram, max_ngram, most):
+    """As `speculative.ngram.NgramProposer.propose`. batch: `speculative.row_buffers.Batch`; token_ids: int32
+    [max_num_seqs, width]; most: drafts of a row. Returns how many drafts there are."""
+    filled, drafts = 0, batch.drafts
+    for i in range(batch.num_rows[0]):
+        tokens, length = token_ids[batch.rows[i]], np.int64(batch.lengths[i])
+        num_drafts = min(np.int64(batch.max_drafts[i]), most)
         start = _last_continuation(tokens, length, min_ngram, max_ngram) if num_drafts > 0 else -1
         if start < 0:
-            counts[i] = 0
+            batch.counts[i] = 0
             continue
         for offset in range(num_drafts):
             place = start + offset  # behind the known tokens the drafts themselves go on: a pattern repeats
             drafts[filled + offset] = tokens[place] if place < length else drafts[filled + place - length]
-        counts[i] = num_drafts
+        batch.counts[i] = num_drafts
         filled += num_drafts
     return filled
 

@@ -25,10 +25,10 @@ malice."""
 
 
 @compiled
-def draft_suffixes(num_rows, batch, token_ids, own, shared, work, min_own, min_shared, counts, drafts):
-    """batch: `Batch`, the first `num_rows` of each; token_ids: int32 [max_num_seqs, width]; own: `OwnTokens`; shared:
-    `SharedTokens`; work: `Workspace`; counts: int32; drafts: int32 [at least the sum of max_drafts], filled from its
-    start. Returns how many were filled."""
+def draft_suffixes(batch, token_ids, own, shared, work, min_own, min_shared):
+    """batch: `speculative.row_buffers.Batch`; token_ids: int32 [max_num_seqs, width]; own, shared, work: `OwnTokens`,
+    `SharedTokens`, `Workspace` of `speculative.suffix_arrays`. Returns how many drafts there are."""
+    drafts, num_rows = batch.drafts, batch.num_rows[0]
     for i in range(num_rows):
         row, length = batch.rows[i], batch.lengths[i]
         _take_own(token_ids[row], row, length, own, min_own)
@@ -51,7 +51,7 @@ def draft_suffixes(num_rows, batch, token_ids, own, shared, work, min_own, min_s
                     count = shared_count
                     for place in range(count):
                         drafts[filled + place] = work.path[place]
-        counts[i] = count
+        batch.counts[i] = count
         filled += count
     return filled
 

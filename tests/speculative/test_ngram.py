@@ -69,7 +69,7 @@ def test_many_drafts_and_another_array():
     for width in (65, 2001):
         batch = TokenRows(1, width)
         batch.put(0, [1, 2, 3, 1, 2])
-        assert batch.propose(proposer, [0], [500]) == [([3, 1, 2] * 167)[:500]]
+        assert batch.propose(proposer, [0], [500]) == [([3, 1, 2] * 86)[:256]]
 
 
 def test_what_was_proposed_stays_what_it_is():
