@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+import numpy as np
 
 from ..errors import ConfigError
 from .ngram import NgramOptions, NgramProposer
@@ -31,10 +32,14 @@ def read_options(method: str, options: Mapping[str, object]) -> NgramOptions | S
 
 
 def make_proposer(method: str, options: Mapping[str, object], max_num_seqs: int, max_model_len: int) -> Proposer:
-    """For a batch of so many rows and tokens. Raises ConfigError as `read_options` does, and where options contradict
-    each other."""
+    """For a batch of so many rows and tokens, with its code compiled, which takes seconds where it is not on the disk.
+    Raises ConfigError as `read_options` does, and where options contradict each other."""
+    proposer: Proposer
     match read_options(method, options):
         case NgramOptions() as found:
-            return NgramProposer(found, max_num_seqs)
+            proposer = NgramProposer(found, max_num_seqs)
         case found:
-            return SuffixProposer(found, max_num_seqs, max_model_len)
+            proposer = SuffixProposer(found, max_num_seqs, max_model_len)
+    none = np.empty(0, np.int32)
+    proposer.propose(none, np.zeros((1, 1), np.int32), np.zeros(1, np.int32), none)
+    return proposer

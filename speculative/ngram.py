@@ -2,8 +2,7 @@
 
 The longest n-gram counts, and of its occurrences the latest. vLLM and transformers take the earliest one, which has
 more known tokens behind it; here the continuation goes on periodically where known tokens end, so a loop is drafted to
-its limit from its last turn. Replayed with 8 drafts (`bench.proposers --replay`): rewriting a file that is in the
-prompt, the earliest one gives 1 to 2 % more tokens a step; writing prose and code that is not, the latest one 1 to 2 %.
+its limit from its last turn. bench/results/2026-11-30-proposers.md has both.
 
 Source: A. Saxena, "Prompt Lookup Decoding", 2023.
 """

@@ -25,9 +25,10 @@ class OwnTokens(NamedTuple):
     previous: Int32s
     """[max_num_seqs, max_model_len + 1]: position + 1 of the occurrence before this one, 0 if there is none."""
     generations: Int64s
-    """[max_num_seqs]: entries of other generations do not count, so a row is forgotten by one addition."""
+    """[max_num_seqs]: entries of other generations do not count, so nothing has to be cleared."""
     masks: Int64s
-    """[max_num_seqs]: buckets in use - 1; a row that outgrows them is chained anew into twice as many."""
+    """[max_num_seqs]: buckets in use - 1, -1 for a row that was forgotten; one that outgrows them is chained anew, as
+    another generation, into twice as many."""
     num_taken: Int32s
     """[max_num_seqs]: tokens of the row that are chained."""
 

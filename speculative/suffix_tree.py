@@ -19,7 +19,7 @@ Keys share the space: how much others put out can be felt in how early one's own
 is put out in a request's last step may be missing, for nobody proposes behind it.
 
 **What it costs.** No tree is built: a new token is a hash and two stores, and counting is done for the occurrences of
-one n-gram when drafts are wanted. So forgetting a row is one addition, and memory is fixed at the start: 12 to 20 bytes
+one n-gram when drafts are wanted. So forgetting a row is two stores, and memory is fixed at the start: 12 to 20 bytes
 for each token that the batch has room for (as far as rows grow: pages that nothing is put into are none), 48 for each
 cached one.
 
@@ -104,6 +104,7 @@ class SuffixProposer:
     def propose(self, rows: Int32s, token_ids: Int32s, num_known: Int32s, max_drafts: Int32s) -> ProposedDrafts:
         """As `Proposer.propose`. All rows are taken in before the first is drafted for."""
         buffers = self._buffers
+        assert token_ids.shape[1] <= self._own.previous.shape[1], "as many places as the batch that it was made for"
         buffers.fill(rows, num_known, max_drafts)
         token_rows = buffers.pack_token_ids(token_ids)
         return buffers.drafts(draft_suffixes(buffers.packed, token_rows, *self._packed_state))
@@ -137,9 +138,8 @@ class SuffixProposer:
         assert (previous < serials).all(), "chains lead back"
 
     def _forget_own(self, row: int) -> None:
-        self._own.generations[row] += 1
-        self._own.num_taken[row] = 0
-        self._own.masks[row] = -1
+        """It has outgrown no buckets at all: its next tokens begin another generation."""
+        self._own.num_taken[row], self._own.masks[row] = 0, -1
 
 
 def _key(sharing_key: str) -> int:

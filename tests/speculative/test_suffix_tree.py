@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.errors import ConfigError
@@ -25,17 +25,14 @@ OPTIONS = st.builds(
     max_cached_tokens=st.sampled_from([0, 1, 7, 40, 1000]),
 )
 KEYS = st.sampled_from([None, "a", "b"])
-LIMITS = st.lists(st.integers(0, 9), min_size=1, max_size=ROWS)
 EVENTS = st.lists(
     st.one_of(
-        st.tuples(st.just("follow"), st.integers(0, ROWS - 1), repeating_tokens(20), KEYS, st.integers(0, 3)),
-        st.tuples(st.just("grow"), st.integers(0, ROWS - 1), repeating_tokens(6)),
-        st.tuples(
-            st.just("propose"), st.permutations(range(ROWS)), st.lists(st.integers(0, 9), min_size=1, max_size=3)
-        ),
+        st.tuples(st.just("follow"), st.integers(0, ROWS - 1), repeating_tokens(30), KEYS, st.integers(0, 20)),
+        st.tuples(st.just("grow"), st.integers(0, ROWS - 1), repeating_tokens(9)),
         st.tuples(st.just("forget"), st.integers(0, ROWS - 1)),
     ),
-    max_size=24,
+    min_size=3,
+    max_size=15,
 )
 
 
@@ -67,19 +64,22 @@ class Both:
         return drafts
 
 
-@given(OPTIONS, EVENTS)
-def test_drafts_are_those_of_plain_lists(options, events):
-    both = Both(options)
+@pytest.mark.slow
+@given(OPTIONS, EVENTS, st.integers(0, 2**32 - 1))
+@settings(max_examples=250)
+def test_drafts_are_those_of_plain_lists(options, events, seed):
+    """After each event some of the rows are proposed for, in any order."""
+    both, random = Both(options), np.random.default_rng(seed)
     for event in events:
         match event:
             case "follow", row, tokens, key, num_output:
                 both.follow(row, tokens, key, num_output)
             case "grow", row, tokens:
                 both.batch.put(row, tokens)
-            case "propose", order, max_drafts:
-                both.propose(list(order)[: len(max_drafts)], max_drafts)
             case "forget", row:
                 both.forget(row)
+        rows = random.permutation(ROWS)[: random.integers(1, ROWS + 1)]
+        both.propose(rows.tolist(), random.integers(0, 9, rows.size).tolist())
 
 
 def test_a_long_row_and_a_small_alphabet():
