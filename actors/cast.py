@@ -179,6 +179,8 @@ class Cast:
             admission=section.admission,
             fair_aging_tokens_per_s=section.fair_aging_tokens_per_s,
             fair_aging_max_tokens=section.fair_aging_max_tokens,
+            max_drafts=0 if topology.speculative is None else topology.speculative.max_tokens,
+            has_adaptive_drafts=topology.speculative is not None and topology.speculative.adaptive,
             max_ledgers=section.max_ledgers,
         )
         line = self._page.line(self._start.all_actors.index(name))

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from ..execution.null_runner import NullRunner
     from ..execution.runner import ModelRunner
     from ..execution.token_masks import MaskSource
+    from ..speculative.proposer import Proposer
+
+OPTIONS = {
+    "ngram": ("min_ngram", "max_ngram"),
+    "suffix": ("spec_factor", "min_probability", "max_cached_tokens"),
+}
+"""Fields of [speculative] that each method is told."""
 
 
 def make_runner(
@@ -61,6 +68,7 @@ def _null_runner(start: Start, masks: MaskSource | None) -> NullRunner:
         max_model_len=start.max_model_len,
         masks=masks,
         vocab_size=shape.vocab_size,
+        proposer=_proposer(start),
     )
 
 
@@ -118,7 +126,23 @@ def _model_runner(
     make_forward = _compiled_forward if obstacle is None else _torch_forward
     forward = make_forward(start, section, report)
     max_num_seqs = start.topology.scheduler.max_num_seqs
-    return ModelRunner(forward, max_num_seqs=max_num_seqs, max_model_len=start.max_model_len, masks=masks)
+    return ModelRunner(
+        forward,
+        max_num_seqs=max_num_seqs,
+        max_model_len=start.max_model_len,
+        masks=masks,
+        proposer=_proposer(start),
+    )
+
+
+def _proposer(start: Start) -> Proposer | None:
+    section = start.topology.speculative
+    if section is None:
+        return None
+    from ..speculative.make_proposer import make_proposer
+
+    options = {name: getattr(section, name) for name in OPTIONS[section.method]}
+    return make_proposer(section.method, options, start.topology.scheduler.max_num_seqs, start.max_model_len)
 
 
 def _torch_forward(start: Start, section: ProcessSection, report: Callable[[int, int], None]) -> Forward:

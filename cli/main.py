@@ -66,6 +66,10 @@ def serve(
         Optional[str],  # noqa: UP045
         typer.Option(help="How the model marks its reasoning. Default: auto.", show_default=False),
     ] = None,
+    speculative: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="METHOD", help="Draft tokens and verify them: ngram or suffix.", show_default=False),
+    ] = None,
     overrides: SetOption = None,
 ) -> None:
     """Serve MODEL over HTTP; prints `ready http://HOST:PORT` when it does.
@@ -84,6 +88,7 @@ def serve(
         "model.dtype": dtype,
         "model.tool_call_parser": tool_call_parser,
         "model.reasoning_parser": reasoning_parser,
+        "speculative.method": speculative,
     }
     settings += [f"{key}={value}" for key, value in options.items() if value is not None]
     raise typer.Exit(serve_topology(model, topology, settings, device))

@@ -71,11 +71,12 @@ class LogitChanges:
             masked.update(masks.indexes.tolist())
         raw: dict[int, Array] = {}
         edits = _Edits()
+        num_drafts = _drafts_before(inputs)
         for index, row in enumerate(rows.tolist() if self._rows else ()):
             if (row_logits := self._rows.get(row)) is not None:
                 first = self._batch.num_prompt_tokens[row]
                 output = self._batch.token_ids[row, first : positions[index]]
-                edits.collect(index, row_logits, output, is_masked=index in masked)
+                edits.collect(index, row_logits, output, num_drafts[index], is_masked=index in masked)
                 if edits.num_entries >= PIECE_LOGITS:
                     raw |= edits.apply_to(logits, wants_raw, self._place)
                     edits = _Edits()
@@ -94,6 +95,15 @@ class LogitChanges:
             if (row_logits := self._rows.get(row := int(rows[index]))) is not None:
                 output = self._batch.token_ids[row, self._batch.num_prompt_tokens[row] : positions[index]]
                 narrow(words, *row_logits.masks_at(output))
+
+
+def _drafts_before(inputs: StepInputs) -> list[int]:
+    """Of each of the k places that are sampled for, how many drafts stand before it."""
+    counts = inputs.sample_counts
+    if counts is None:
+        return [0] * inputs.sample_rows.size
+    places: list[int] = (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)).tolist()
+    return places
 
 
 class _Entries:
@@ -136,20 +146,24 @@ class _Edits:
         self._penalized: list[RowLogits] = []
         """Of the rows of `_used`."""
 
-    def collect(self, index: int, row: RowLogits, output: Int32s, *, is_masked: bool) -> None:
-        """`output`: the row's tokens after the prompt, before the one to be sampled; is_masked: a mask has taken up
-        what the row forbids."""
+    def collect(self, index: int, row: RowLogits, output: Int32s, num_drafts: int, *, is_masked: bool) -> None:
+        """`output`: the row's tokens after the prompt, before the one to be sampled, of which the last num_drafts are
+        drafts; is_masked: a mask has taken up what the row forbids."""
         allowed, forbidden = (_NONE, _NONE) if is_masked else row.masks_at(output)
         self._bias.add(index, row.bias_ids, row.bias)
         self._allowed.add(index, allowed)
         self._forbidden.add(index, forbidden)
         num_entries = row.bias_ids.size + allowed.size + forbidden.size
         if row.counts is not None:
-            row.counts.count(output)
-            if row.counts.token_ids.size:
-                self._used.add(index, row.counts.token_ids, row.counts.counts)
+            if num_drafts:
+                used, counts = row.counts.with_more(output[output.size - num_drafts :])
+            else:
+                row.counts.count(output)
+                used, counts = row.counts.token_ids, row.counts.counts
+            if used.size:
+                self._used.add(index, used, counts)
                 self._penalized.append(row)
-                num_entries += row.counts.token_ids.size
+                num_entries += used.size
         if num_entries:
             self._changed.append(index)
             self.num_entries += num_entries

@@ -12,8 +12,9 @@ import numpy as np
 from ..errors import ProtocolViolation
 from ..kernels.bitmask_words import allowed_tokens
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan, StepResult
+from ..speculative.proposer import Proposer
+from .drafter import Drafter
 from .input_batch import InputBatch, Int32s
-from .late_rows import without_late_rows
 from .null_tokens import (
     UInt64s,
     allowed_near,
@@ -30,6 +31,7 @@ from .prepare_inputs import StepInputs, prepare_inputs
 from .prompt_pieces import find_prompt_pieces
 from .sampler import Sampled
 from .token_masks import MaskReader, MaskSource, TokenMasks
+from .yields import NO_YIELDS, take_yields
 
 _NEVER = -1
 
@@ -48,10 +50,12 @@ class NullRunner:
         max_model_len: int,
         masks: MaskSource | None = None,
         vocab_size: int = 0,
+        proposer: Proposer | None = None,
     ) -> None:
         """visible_ids: the tokens that are drawn, each with text; `null_tokens` says how. masks: of so many tokens, for
-        constrained rows, if there may be any."""
+        constrained rows, if there may be any. proposer: guesses where plans ask for it."""
         self.batch = InputBatch(max_num_seqs, max_model_len, block_size)
+        self._drafter = Drafter(self.batch, proposer)
         self._masks, self._vocab_size = MaskReader(self.batch, masks, vocab_size), vocab_size
         self._visible_ids, self._eos_token_id = visible_ids, eos_token_id
         self._traces: UInt64s = np.zeros((num_blocks, block_size), np.uint64)
@@ -73,9 +77,10 @@ class NullRunner:
         start_ns = time.monotonic_ns()
         self._check_blocks(plan)
         self.batch.apply(plan)
-        inputs = prepare_inputs(self.batch, plan)
+        self._drafter.apply(plan)
+        inputs = prepare_inputs(self.batch, plan, self._drafter.proposer)
         if inputs.rows.size:
-            hits = self._advance(inputs, np.frombuffer(plan.runs, np.int64))
+            hits = self._advance(inputs)
             self._write(inputs)
             for i in hits:
                 self._check_hit(int(inputs.rows[i]), int(inputs.starts[i]))
@@ -100,6 +105,7 @@ class NullRunner:
 
     def clear(self) -> None:
         """Forget all rows. The pool stays as it is, as on a device."""
+        self._drafter.clear()
         self.batch.clear()
         self._next_run[:] = -1
 
@@ -110,9 +116,10 @@ class NullRunner:
             if block_ids.size and not 0 <= block_ids.min() <= block_ids.max() < num_blocks:
                 raise ProtocolViolation(f"a plan names a block outside 0..{num_blocks - 1}: {block_ids.tolist()}")
 
-    def _advance(self, inputs: StepInputs, runs: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
+    def _advance(self, inputs: StepInputs) -> list[int]:
         """Move the rows on; returns the indexes of those that begin behind cached blocks."""
         rows, starts = inputs.rows, inputs.starts
+        runs = self.batch.run[rows]
         is_known = self._next_run[rows] == runs
         goes_back = is_known & (self._late_start[rows] == starts)
         self._late_start[rows[goes_back | ~is_known]] = _NEVER
@@ -152,31 +159,25 @@ class NullRunner:
             )
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, start_ns: int, masks: TokenMasks | None) -> StepResult:
-        sampled, num_sampled = Sampled(np.empty(0, np.int32), {}), None
+        yields = NO_YIELDS
         if inputs.sample_rows.size:
             draws = self._draw(inputs)
             token_ids = tokens_of(draws, self._visible_ids, self._eos_token_id)
             if masks is not None:
                 self._obey(masks, token_ids, draws)
             sampled = Sampled(token_ids, self._logprobs(draws, token_ids, inputs.sample_rows))
-            self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, token_ids)
+            yields = take_yields(self.batch, inputs, sampled, None if masks is None else masks.is_late)
+            if inputs.sample_counts is not None:  # drafts that were not accepted are computed again
+                self._next_start[inputs.sample_rows] = self.batch.num_known[inputs.sample_rows] - 1
             if masks is not None:
-                sampled, num_sampled = without_late_rows(sampled, masks.is_late)
                 self._note_late(inputs.sample_rows[masks.is_late], inputs.sample_positions[masks.is_late])
         return StepResult(
             epoch=plan.epoch,
             step=plan.step,
-            runs=inputs.sample_runs.tobytes(),
-            positions=inputs.sample_positions.tobytes(),
-            token_ids=sampled.token_ids.tobytes(),
             start_ns=start_ns,
             end_ns=time.monotonic_ns(),
-            logprob_rows=sampled.logprobs.get("logprob_rows", b""),
-            logprobs=sampled.logprobs.get("logprobs", b""),
-            top_ids=sampled.logprobs.get("top_ids", b""),
-            top_logprobs=sampled.logprobs.get("top_logprobs", b""),
             prompt_logprobs=self._prompt_logprobs(inputs) if inputs.rows.size else None,
-            num_sampled=b"" if num_sampled is None else num_sampled.tobytes(),
+            **yields,
         )
 
     def _note_late(self, rows: Int32s, positions: Int32s) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..errors import ProtocolViolation
 from ..mailbox.messages.steps import StepPlan
+from ..speculative.proposer import Proposer
 from .input_batch import InputBatch, Int32s, Int64s
+from .planned_rows import PlannedRows, read_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,50 +33,20 @@ class StepInputs:
     slot_mapping: Int64s
     """[t]: block_id * block_size + offset of the slot that gets the token's key and value."""
     sample_rows: Int32s
-    """[k]: row of the batch."""
+    """[k]: row of the batch; one with drafts as often as it samples, that is behind its last token and each draft."""
     sample_runs: Int64s
     """[k]"""
     sample_positions: Int32s
     """[k]: position of the token to be sampled."""
     last_tokens: Int64s
     """[k]: index in the flat list of the token whose logits are sampled from."""
+    sample_counts: Int32s | None = None
+    """How often each of the rows samples, 1 + its drafts, in sum k; None: once, and no row has drafts."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRows:
-    """The n scheduled rows of a plan, as it has them: arrays [n]."""
-
-    rows: Int32s
-    runs: Int64s
-    starts: Int32s
-    num_tokens: Int32s
-    ends: Int32s
-    """starts + num_tokens"""
-    samples: NDArray[np.bool_]
-
-    @property
-    def are_all_single(self) -> bool:
-        """Whether each row computes one token and samples."""
-        return bool((self.num_tokens == 1).all() and self.samples.all())
-
-
-def read_rows(batch: InputBatch, plan: StepPlan) -> PlannedRows:
-    """`batch` has the plan's changes applied already. Raises ProtocolViolation where the plan names a run that its row
-    does not hold, or positions without a token or without a block."""
-    starts = np.frombuffer(plan.starts, np.int32)
-    num_tokens = np.frombuffer(plan.num_tokens, np.int32)
-    runs, samples = np.frombuffer(plan.runs, np.int64), np.frombuffer(plan.samples, np.bool_)
-    rows = np.frombuffer(plan.rows, np.int32)
-    if not rows.size == runs.size == starts.size == num_tokens.size == samples.size:
-        raise ProtocolViolation("rows, runs, starts, num_tokens and samples of a plan differ in length")
-    planned = PlannedRows(rows, runs, starts, num_tokens, starts + num_tokens, samples)
-    _check(batch, planned)
-    return planned
-
-
-def prepare_inputs(batch: InputBatch, plan: StepPlan) -> StepInputs:
+def prepare_inputs(batch: InputBatch, plan: StepPlan, proposer: Proposer | None = None) -> StepInputs:
     """As `read_rows`, laid out flat."""
-    return flat_inputs(batch, read_rows(batch, plan))
+    return flat_inputs(batch, read_rows(batch, plan, proposer))
 
 
 def flat_inputs(batch: InputBatch, planned: PlannedRows) -> StepInputs:
@@ -87,6 +57,17 @@ def flat_inputs(batch: InputBatch, planned: PlannedRows) -> StepInputs:
     flat_rows = np.repeat(rows, num_tokens)
     positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], num_tokens)
     blocks = batch.block_table[flat_rows, positions // batch.block_size].astype(np.int64)
+    sampled = np.flatnonzero(samples)
+    sample_positions, last_tokens = planned.ends[sampled], query_starts[1:][sampled] - 1
+    sample_counts: Int32s | None = None
+    if planned.num_drafts is not None:
+        num_drafts = planned.num_drafts[sampled]
+        sample_counts = num_drafts + np.int32(1)
+        sampled = np.repeat(sampled, sample_counts)
+        # Of each row: 1 - its number of places, ..., -1, 0.
+        back = np.arange(sampled.size) - np.repeat(np.cumsum(sample_counts) - 1, sample_counts)
+        sample_positions = np.repeat(sample_positions, sample_counts) + back.astype(np.int32)
+        last_tokens = np.repeat(last_tokens, sample_counts) + back
     return StepInputs(
         rows=rows,
         starts=starts,
@@ -96,30 +77,9 @@ def flat_inputs(batch: InputBatch, planned: PlannedRows) -> StepInputs:
         token_ids=batch.token_ids[flat_rows, positions].astype(np.int64),
         positions=positions,
         slot_mapping=blocks * batch.block_size + positions % batch.block_size,
-        sample_rows=rows[samples],
-        sample_runs=planned.runs[samples],
-        sample_positions=planned.ends[samples],
-        last_tokens=query_starts[1:][samples] - 1,
+        sample_rows=rows[sampled],
+        sample_runs=planned.runs[sampled],
+        sample_positions=sample_positions,
+        last_tokens=last_tokens,
+        sample_counts=sample_counts,
     )
-
-
-def _check(batch: InputBatch, planned: PlannedRows) -> None:
-    rows, runs, starts, ends = planned.rows, planned.runs, planned.starts, planned.ends
-    if not rows.size:
-        return
-    if rows.min() < 0 or rows.max() >= batch.max_num_seqs:
-        raise ProtocolViolation(f"a plan names a row outside 0..{batch.max_num_seqs - 1}: {rows.tolist()}")
-    faults = (
-        (~batch.is_used[rows] | (batch.run[rows] != runs), "names a run that the row does not hold"),
-        ((starts < 0) | (planned.num_tokens < 1), "computes no token"),
-        (ends > batch.num_known[rows], "computes a token that is not known"),
-        (ends > batch.num_blocks[rows] * batch.block_size, "computes a token that has no block"),
-        (planned.samples & (ends < batch.num_prompt_tokens[rows]), "samples inside the prompt"),
-    )
-    for is_faulty, what in faults:
-        if is_faulty.any():
-            i = int(is_faulty.argmax())
-            raise ProtocolViolation(
-                f"row {rows[i]} (run {runs[i]}, positions {starts[i]}..{ends[i] - 1}) {what}: it holds run "
-                f"{batch.run[rows[i]]} with {batch.num_known[rows[i]]} tokens, {batch.num_blocks[rows[i]]} blocks"
-            )

@@ -5,19 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import msgspec
-import numpy as np
-
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan, StepResult
+from ..speculative.proposer import Proposer
+from .drafter import Drafter
 from .forward import Forward
 from .input_batch import InputBatch
-from .late_rows import without_late_rows
 from .pending_step import EndedStep, HeldStep, PendingStep
 from .prepare_inputs import StepInputs, prepare_inputs
 from .prompt_pieces import find_prompt_pieces
-from .sampler import Sampled
 from .token_masks import MaskReader, MaskSource, TokenMasks
 from .warm_up import warm_up_plans
+from .yields import NO_YIELDS, take_yields
 
 
 class ModelRunner:
@@ -25,12 +23,19 @@ class ModelRunner:
     of up to `max_model_len` tokens."""
 
     def __init__(
-        self, forward: Forward, *, max_num_seqs: int, max_model_len: int, masks: MaskSource | None = None
+        self,
+        forward: Forward,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        masks: MaskSource | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
-        """masks: of constrained rows, if there may be any."""
+        """masks: of constrained rows, if there may be any; proposer: guesses where plans ask for it."""
         self.forward = forward
         self.batch = InputBatch(max_num_seqs, max_model_len, forward.kv.block_size)
         self.sampler = forward.make_sampler(self.batch)
+        self._drafter = Drafter(self.batch, proposer)
         self._masks = MaskReader(self.batch, masks, forward.shape.vocab_size)
 
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -54,13 +59,14 @@ class ModelRunner:
     def _begin(self, plan: StepPlan) -> StepInputs:
         self.batch.apply(plan)
         self.sampler.apply(plan)
-        return prepare_inputs(self.batch, plan)
+        self._drafter.apply(plan)
+        return prepare_inputs(self.batch, plan, self._drafter.proposer)
 
     def _compute(
         self, plan: StepPlan, inputs: StepInputs, start_ns: int, take_masks: Callable[[], TokenMasks] | None = None
     ) -> StepResult:
         """take_masks: called behind the forward pass; None: no row that samples is constrained."""
-        sampled, num_sampled = Sampled(np.empty(0, np.int32), {}), None
+        yields = NO_YIELDS
         of_prompts: PromptLogprobs | None = None
         if inputs.rows.size:
             hidden = self.forward.hidden_states(inputs, self.batch)
@@ -69,21 +75,15 @@ class ModelRunner:
             if inputs.sample_rows.size:
                 masks = None if take_masks is None else take_masks()
                 sampled = self.sampler.sample(hidden, inputs, masks)
-                self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, sampled.token_ids)
-                if masks is not None:
-                    sampled, num_sampled = without_late_rows(sampled, masks.is_late)
-        result = StepResult(
+                yields = take_yields(self.batch, inputs, sampled, None if masks is None else masks.is_late)
+        return StepResult(
             epoch=plan.epoch,
             step=plan.step,
-            runs=inputs.sample_runs.tobytes(),
-            positions=inputs.sample_positions.tobytes(),
-            token_ids=sampled.token_ids.tobytes(),
             start_ns=start_ns,
             end_ns=time.monotonic_ns(),
             prompt_logprobs=of_prompts,
-            num_sampled=b"" if num_sampled is None else num_sampled.tobytes(),
+            **yields,
         )
-        return msgspec.structs.replace(result, **sampled.logprobs) if sampled.logprobs else result
 
     def warm_up(self) -> None:
         """Run small steps of every kind, so that the first request does not pay for first calls. The batch is left
@@ -95,5 +95,6 @@ class ModelRunner:
 
     def clear(self) -> None:
         """Forget all rows: the scheduler that placed them is gone, or a step failed."""
+        self._drafter.clear()
         self.batch.clear()
         self.sampler.clear()

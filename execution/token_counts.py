@@ -36,6 +36,15 @@ class TokenCounts:
             self._count_all(output)
         self._num_counted = int(output.size)
 
+    def with_more(self, more: Int32s) -> tuple[Int32s, Float32s]:
+        """(token_ids, counts) as they would be with `more` behind the output; nothing changes."""
+        distinct, times = np.unique(more, return_counts=True)
+        token_ids = np.union1d(self.token_ids, distinct).astype(np.int32, copy=False)
+        counts = np.zeros(token_ids.size, np.float32)
+        counts[token_ids.searchsorted(self.token_ids)] = self.counts
+        counts[token_ids.searchsorted(distinct)] += times
+        return token_ids, counts
+
     def _add(self, token_id: np.int32) -> None:
         at = int(self.token_ids.searchsorted(token_id))
         if at < self.token_ids.size and self.token_ids[at] == token_id:

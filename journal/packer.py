@@ -144,6 +144,7 @@ def _unusual(results: Sequence[StepResult], plans: Sequence[StepPlan]) -> list[i
         for index, (result, plan) in enumerate(zip(results, plans, strict=True))
         if result.runs != plan.runs
         or plan.num_drafts
+        or plan.max_drafts
         or (has_skips and b"\0" in plan.samples)
         or result.outcome is not _DONE
         or result.num_sampled
@@ -162,6 +163,7 @@ def _kind_of(result: StepResult, plan: StepPlan) -> int:
         return _WHOLE
     has_more = (
         result.num_sampled
+        or result.num_drafted
         or result.logprob_rows
         or result.prompt_logprobs
         or result.logprobs

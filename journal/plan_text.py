@@ -44,10 +44,12 @@ def plan_lines(plan: StepPlan, names: RunNames) -> list[str]:
     new_runs = {new.run: new for new in plan.new_rows}
     samples = np.frombuffer(plan.samples, np.bool_).tolist()
     drafts = _ints(plan.num_drafts) or [0] * len(runs)
-    columns = zip(_ints(plan.rows), runs, _ints(plan.starts), num_tokens, samples, drafts, strict=True)
-    for row, run, start, count, is_sampled, num_drafts in list(columns)[:MAX_ROWS]:
+    guesses = _ints(plan.max_drafts) or [-1] * len(runs)
+    columns = zip(_ints(plan.rows), runs, _ints(plan.starts), num_tokens, samples, drafts, guesses, strict=True)
+    for row, run, start, count, is_sampled, num_drafts, max_drafts in list(columns)[:MAX_ROWS]:
         new = new_runs.get(run)
         notes = [f"{num_drafts} drafts"] if num_drafts else []
+        notes += [f"up to {max_drafts} drafts, from where it stands"] if max_drafts >= 0 else []
         notes += ["samples"] if is_sampled else []
         notes += [f"new, {len(new.token_ids) // 4} tokens, blocks {_list(_ints(new.block_ids))}"] if new else []
         positions = f"position {start}" if count == 1 else f"positions {start}..{start + count - 1}"

@@ -51,6 +51,10 @@ class SchedulerLimits(msgspec.Struct, frozen=True):
     """Fair policy: a waiting request's tenant is treated as if it had had so many tokens less for each second."""
     fair_aging_max_tokens: int = 20_000
     """Fair policy: the most that waiting is worth."""
+    max_drafts: int = 0
+    """Drafts of a row in a step, if the worker has a proposer as its guest; 0: it has none."""
+    has_adaptive_drafts: bool = False
+    """A row has as many of them as are worth their time; False: as many as there may be."""
     max_ledgers: int = 1024
     """Ledgers of requests that have ended, kept for questions."""
 

@@ -15,6 +15,8 @@ from .row_arrays import Bools, Int32s, RowArrays, RowIndexes
 from .step_log import PlannedStep
 
 T = TypeVar("T", bound=np.generic)
+NO_DRAFTING = np.int32(-1)
+"""In `StepPlan.max_drafts`."""
 
 
 class Share(NamedTuple):
@@ -31,9 +33,12 @@ class Share(NamedTuple):
     samples: Bools
     """[n]: it yields a token or more"""
     num_drafts: Int32s | None = None
-    """[n]: of its tokens so many, the last ones, are drafts; None: there are none"""
-    draft_ids: Sequence[int] = ()
-    """[sum(num_drafts)]"""
+    """[n]: behind these tokens it verifies so many drafts, or, if the worker guesses them, up to so many; None: none"""
+    draft_ids: Sequence[int] | None = None
+    """[sum(num_drafts)]; None: the worker guesses"""
+    draft_ends: Int32s | None = None
+    """[n]: if the worker guesses, what `StepPlan.draft_ends` says; 0: the row cannot draft, and stands where `starts`
+    says"""
 
 
 class PlanBuilder:
@@ -42,10 +47,13 @@ class PlanBuilder:
     def __init__(self, limits: SchedulerLimits, rows: RowArrays[Request]) -> None:
         self.budget = limits.max_num_batched_tokens
         """Tokens left."""
+        self.num_tokens = 0
+        """To be computed, but for drafts that the worker guesses: there may be fewer than it may guess."""
         self._arrays = rows
         self._plan_tokens_left = limits.plan_tokens
         self._shares: list[Share] = []
-        self._has_drafts = False
+        self._num_given_drafts = 0
+        self._has_guesses = False
         self._new_rows: list[NewRow] = []
         self._block_rows = self._block_ids = b""
 
@@ -57,10 +65,16 @@ class PlanBuilder:
     def schedule(self, share: Share) -> None:
         """Rows compute their next positions, and are moved on."""
         arrays, rows = self._arrays, share.rows
-        self.budget -= int(np.add.reduce(share.num_tokens))
+        num_tokens = int(np.add.reduce(share.num_tokens))
+        if share.num_drafts is not None:
+            arrays.expect_drafts(rows, share.num_drafts)
+            self.budget -= int(np.add.reduce(share.num_drafts))
+            self._num_given_drafts += len(share.draft_ids or ())
+            self._has_guesses |= share.draft_ends is not None
+        self.budget -= num_tokens
+        self.num_tokens += num_tokens + len(share.draft_ids or ())
         assert self.budget >= 0, "a plan has more tokens than its budget"
         self._shares.append(share)
-        self._has_drafts |= share.num_drafts is not None
         arrays.num_computed[rows] = share.starts + share.num_tokens
         arrays.num_expected[rows] += share.samples
 
@@ -107,11 +121,9 @@ class PlanBuilder:
         rows = _joined([share.rows for share in shares])
         samples = _joined([share.samples for share in shares])
         row_bytes, run_bytes = self._arrays.bytes_of(rows)
-        num_drafts: Int32s | None = None
-        draft_ids = b""
-        if self._has_drafts:
-            num_drafts = _joined([_drafts_of(share) for share in shares])
-            draft_ids = np.array([token_id for share in shares for token_id in share.draft_ids], np.int32).tobytes()
+        num_tokens = _joined([share.num_tokens for share in shares])
+        has_drafts = self._num_given_drafts > 0 or self._has_guesses
+        num_drafts = _joined([_drafts_of(share) for share in shares]) if has_drafts else None
         requests = shares[0].requests if len(shares) == 1 else [r for share in shares for r in share.requests]
         plan = StepPlan(
             epoch=epoch,
@@ -122,20 +134,37 @@ class PlanBuilder:
             rows=row_bytes,
             runs=run_bytes,
             starts=_joined([share.starts for share in shares]).tobytes(),
-            num_tokens=_joined([share.num_tokens for share in shares]).tobytes(),
+            num_tokens=(num_tokens + num_drafts if self._num_given_drafts else num_tokens).tobytes(),
             samples=samples.tobytes(),
             block_rows=self._block_rows,
             block_ids=self._block_ids,
             is_fresh=is_fresh,
-            num_drafts=b"" if num_drafts is None else num_drafts.tobytes(),
-            draft_ids=draft_ids,
+            **self._draft_fields(num_drafts),
         )
         num_changes = self._arrays.num_changes
         if np.count_nonzero(samples) == len(samples):
-            return plan, PlannedStep(step, run_bytes, requests, rows, run_bytes, num_changes, num_drafts)
+            return plan, PlannedStep(
+                step, run_bytes, requests, rows, run_bytes, num_changes, self.num_tokens, num_drafts
+            )
         drafts = None if num_drafts is None else num_drafts[samples]
         yielding_runs = self._arrays.run[rows[samples]].tobytes()
-        return plan, PlannedStep(step, run_bytes, requests, rows[samples], yielding_runs, num_changes, drafts)
+        return plan, PlannedStep(
+            step, run_bytes, requests, rows[samples], yielding_runs, num_changes, self.num_tokens, drafts
+        )
+
+    def _draft_fields(self, num_drafts: Int32s | None) -> dict[str, bytes]:
+        """What the plan says of drafts, in its own fields."""
+        if num_drafts is None:
+            return {}
+        if not self._has_guesses:
+            ids = [token_id for share in self._shares for token_id in share.draft_ids or ()]
+            return {"num_drafts": num_drafts.tobytes(), "draft_ids": np.array(ids, np.int32).tobytes()}
+        ends = _joined([_draft_ends_of(share) for share in self._shares])
+        return {"max_drafts": np.where(ends, num_drafts, NO_DRAFTING).tobytes(), "draft_ends": ends.tobytes()}
+
+
+def _draft_ends_of(share: Share) -> Int32s:
+    return np.zeros(len(share.rows), np.int32) if share.draft_ends is None else share.draft_ends
 
 
 def _drafts_of(share: Share) -> Int32s:

@@ -30,7 +30,7 @@ Rank = tuple[int, int, int]
 class Request:
     """Mutable; owned by the scheduler. While it runs its counts stand in the row arrays, and are read from there.
 
-    Invariants: `num_computed_tokens <= num_tokens + num_in_flight` but for drafts; a running request has a row, a run
+    Invariants: `num_computed_tokens <= num_tokens + num_in_flight`; a running request has a row, a run
     and blocks for its computed tokens; of the others only those hold blocks for which keys and values are loaded.
     """
 
@@ -238,6 +238,7 @@ class Request:
         if len(self.end_ids) <= MAX_END_IDS:
             rows.end_ids[: len(self.end_ids), row] = self.end_ids
         rows.is_watched[row] = True
+        rows.may_draft[row] = not self.grammar_key
         rows.tail_at[row] = num_tokens % rows.block_size
         start = num_tokens - num_tokens % rows.block_size
         rows.tail[row, : num_tokens - start] = self.kept_token_ids[start:]

@@ -44,6 +44,8 @@ FIELDS = (
 )
 """Of `RowArrays.table`: first what a plan asks for, then, overlapping, what a result does."""
 PLAN_FIELDS = slice(FIELDS.index("num_computed"), FIELDS.index("max_total") + 1)
+PLAN_FIELD = {name: index for index, name in enumerate(FIELDS[PLAN_FIELDS])}
+"""Where each stands among them."""
 STEADY_FIELDS = slice(0, FIELDS.index("is_watched") + 1)
 RESULT_FIELDS = slice(FIELDS.index("num_tokens"), len(FIELDS))
 
@@ -51,8 +53,8 @@ RESULT_FIELDS = slice(FIELDS.index("num_tokens"), len(FIELDS))
 class RowArrays(Generic[R]):
     """Rows 0 .. max_num_seqs - 1. The lowest free one is taken, so that a small batch stays dense.
 
-    All arrays are [max_num_seqs] unless said; of a free row only `run`, `num_drafts` and
-    `is_prefilling` mean anything, and are 0.
+    All arrays are [max_num_seqs] unless said; of a free row only `run`, `num_drafts`, `num_ahead` and `is_prefilling`
+    mean anything, and are 0.
     """
 
     def __init__(self, max_num_seqs: int, block_size: int) -> None:
@@ -63,7 +65,7 @@ class RowArrays(Generic[R]):
         self.num_tokens = self._field("num_tokens")
         """Known tokens, prompt and output."""
         self.num_computed = self._field("num_computed")
-        """Positions that plans made so far cover, those in flight included."""
+        """Positions that plans made so far cover, those in flight included, but for drafts."""
         self.num_expected = self._field("num_expected")
         """Known tokens, and one for each plan in flight that yields any."""
         self.num_places = self._field("num_places")
@@ -84,10 +86,17 @@ class RowArrays(Generic[R]):
         """Drafts behind the last known token, to be planned."""
         self.num_with_drafts = 0
         """Rows that have some."""
+        self.num_ahead: Int32s = np.zeros(max_num_seqs, np.int32)
+        """Drafts that plans in flight may verify. `num_computed` and `num_expected` count none of them: by so many
+        positions the row may stand further."""
+        self.num_all_ahead = 0
+        """Of all rows together."""
         self.is_prefilling: Bools = np.zeros(max_num_seqs, np.bool_)
         """No plan of its run has come to its last known token yet."""
         self.num_prefilling = 0
         """Rows of which that is true."""
+        self.may_draft: Bools = np.zeros(max_num_seqs, np.bool_)
+        """The worker may guess at its next tokens: it draws under no grammar."""
         self.tenant: Int32s = np.zeros(max_num_seqs, np.int32)
         """Index of its tenant's counter."""
         self.tail_size: Int32s = np.array(block_size, np.int32)
@@ -123,6 +132,8 @@ class RowArrays(Generic[R]):
         self.requests[row] = None
         self.run[row] = 0
         self.set_drafts(row, 0)
+        self.num_all_ahead -= int(self.num_ahead[row])
+        self.num_ahead[row] = 0
         self.set_prefilling(row, False)
         heappush(self._free, row)
         self._removed.append(row)
@@ -132,6 +143,19 @@ class RowArrays(Generic[R]):
         """So many drafts of the row are to be planned."""
         self.num_with_drafts += (num_drafts > 0) - int(self.num_drafts[row] > 0)
         self.num_drafts[row] = num_drafts
+
+    def expect_drafts(self, rows: RowIndexes, num_drafts: Int32s) -> None:
+        """A plan may verify so many of each of `rows`; int32 [n]."""
+        self.num_ahead[rows] += num_drafts
+        self.num_all_ahead += int(np.add.reduce(num_drafts))
+
+    def settle_drafts(self, row: int, num_drafts: int, num_accepted: int) -> None:
+        """Of so many that a plan might have verified so many were accepted. Plans in flight may compute less than they
+        say where that brings the row to its end: the last token is not computed."""
+        self.num_ahead[row] -= num_drafts
+        self.num_all_ahead -= num_drafts
+        self.num_computed[row] = min(self.num_computed[row] + num_accepted, self.max_total[row] - ONE)
+        self.num_expected[row] += num_accepted
 
     def set_prefilling(self, row: int, is_prefilling: bool) -> None:
         """Whether plans of the row have still to come to its last known token."""

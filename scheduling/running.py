@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .drafting import can_go_on, drafts_wanted, drop_drafts, with_drafts
 from .loading import lose_one_loaded
 from .plan_builder import PlanBuilder, Share
 from .preemption import preempt_one
 from .request import Request
-from .row_arrays import PLAN_FIELDS, ZERO, Bools, Int32s, RowIndexes
+from .row_arrays import ONE, PLAN_FIELDS, ZERO, Bools, Int32s, RowIndexes
 from .state import SchedulerState
 
 
@@ -20,7 +21,7 @@ class _Wanted(NamedTuple):
 
     rows: RowIndexes
     num_tokens: Int32s
-    """What each computes under the budget; 0: nothing."""
+    """What each computes under the budget, drafts included; 0: nothing."""
     num_left: Int32s
     """Tokens until it can sample."""
     num_computed: Int32s
@@ -41,54 +42,52 @@ def schedule_running(state: SchedulerState, plan: PlanBuilder) -> bool:
     be admitted.
 
     Each gets at least 1 token if there are no more rows than budget, for one token is kept for each that comes behind;
-    one that gets nothing is skipped. If blocks run out, victims go until the others fit: before anything is planned, so
-    that no victim stands in the plan. During a trial only the group that is tried runs.
+    one that gets nothing is skipped. If blocks run out, drafts go first, then victims until the others fit: before
+    anything is planned, so that no victim stands in the plan. During a trial only the group that is tried runs.
     """
     is_short = False
     state.register_noted_blocks()
-    wanted = _wanted(state)
+    wanted = _wanted(state, drafts=True)
+    if np.add.reduce(wanted.num_blocks) > state.pool.num_free and state.speculates:
+        drop_drafts(state)
+        wanted = _wanted(state, drafts=False)
     while np.add.reduce(wanted.num_blocks) > state.pool.num_free:
-        if state.rows.num_with_drafts:
-            _drop_drafts(state)
-            wanted = _wanted(state)
-            continue
         is_short = True
         if not preempt_one(state) and not lose_one_loaded(state):
             # Alone every request fits, but what is on its way from elsewhere holds blocks until it is there.
             wanted = _NOTHING
             break
-        wanted = _wanted(state)
+        wanted = _wanted(state, drafts=False)
     _schedule(state, plan, wanted)
     _note_full_blocks(state)
     return is_short
 
 
-def _wanted(state: SchedulerState) -> _Wanted:
+def _wanted(state: SchedulerState, *, drafts: bool) -> _Wanted:
+    """drafts: whether there are blocks for guesses, too."""
     arrays, limits = state.rows, state.limits
     rows = rows_in_order(state)
     fields = arrays.table[PLAN_FIELDS].take(rows, axis=1)
     num_computed, num_places, num_expected, max_total = fields[0], fields[1], fields[3], fields[5]
     num_left = num_expected - num_computed
-    can_go = np.minimum(max_total - num_expected, num_left) > ZERO  # with drafts in flight nothing is left
-    has_drafts = arrays.num_with_drafts > 0
-    if has_drafts:
-        can_go &= (arrays.num_drafts[rows] == 0) | (fields[4] == num_expected)
+    can_go = np.minimum(max_total - num_expected, num_left) > ZERO
+    if state.speculates:
+        can_go &= can_go_on(state, rows, fields, drafts=drafts)
     if np.count_nonzero(can_go) < len(rows):
-        rows, num_left = rows[can_go], num_left[can_go]
+        fields, rows, num_left = fields[:, can_go], rows[can_go], num_left[can_go]
         num_computed, num_places = num_computed[can_go], num_places[can_go]
-    num_wanted = num_left + arrays.num_drafts[rows] if has_drafts else num_left
+    num_wanted = num_left
+    if state.speculates and drafts:
+        num_wanted = num_left + drafts_wanted(state, rows, fields)
     if np.add.reduce(num_wanted) > len(rows) or len(rows) > limits.max_num_batched_tokens:
         num_wanted = _under_budget(np.minimum(num_wanted, limits.max_chunk), limits.max_num_batched_tokens)
-    num_lacking = num_computed + num_wanted - num_places
+    ends = num_computed + num_wanted
+    if arrays.num_all_ahead:
+        ends = np.minimum(ends + arrays.num_ahead[rows], fields[5] - ONE)  # the last token is not computed
+    num_lacking = ends - num_places
     is_growing = (num_lacking > ZERO).nonzero()[0]
     num_blocks = -(-num_lacking[is_growing] // limits.block_size) if len(is_growing) else _NO_COUNTS
     return _Wanted(rows, num_wanted, num_left, num_computed, rows[is_growing], num_blocks)
-
-
-def _drop_drafts(state: SchedulerState) -> None:
-    """Nobody goes for the sake of guesses."""
-    for request in state.rows.of(np.flatnonzero(state.rows.num_drafts)):
-        request.take_drafts(0)
 
 
 def rows_in_order(state: SchedulerState) -> RowIndexes:
@@ -122,19 +121,18 @@ def _schedule(state: SchedulerState, plan: PlanBuilder, wanted: _Wanted) -> None
     if not len(rows):
         return
     arrays = state.rows
-    if len(growing):
-        _give_blocks(state, plan, growing, num_blocks)
     requests = arrays.of(rows)
+    num_drafts: Int32s | None = None
+    if state.speculates:
+        num_drafts = np.maximum(num_tokens - num_left, ZERO)
+        num_tokens = num_tokens - num_drafts
+    if len(growing):
+        has_drafts = None if num_drafts is None else np.isin(growing, rows[num_drafts > ZERO])
+        _give_blocks(state, plan, growing, num_blocks, has_drafts)
     if arrays.num_prefilling:
         _note_chunks(state, requests, rows, num_tokens, num_tokens < num_left)
-    if arrays.num_with_drafts:
-        num_drafts = np.maximum(num_tokens - num_left, 0).astype(np.int32)
-        drafts = [request.take_drafts(count) for request, count in zip(requests, num_drafts.tolist(), strict=True)]
-        draft_ids = [token_id for part in drafts for token_id in part]
-        state.counters.num_draft_tokens += len(draft_ids)
-        plan.schedule(Share(requests, rows, starts, num_tokens, num_tokens >= num_left, num_drafts, draft_ids))
-    else:
-        plan.schedule(Share(requests, rows, starts, num_tokens, num_tokens == num_left))
+    share = Share(requests, rows, starts, num_tokens, num_tokens == num_left)
+    plan.schedule(share if num_drafts is None else with_drafts(state, share, num_drafts))
 
 
 def _note_chunks(
@@ -147,7 +145,10 @@ def _note_chunks(
         arrays.set_prefilling(int(rows[i]), bool(is_unfinished[i]))
 
 
-def _give_blocks(state: SchedulerState, plan: PlanBuilder, rows: RowIndexes, num_blocks: Int32s) -> None:
+def _give_blocks(
+    state: SchedulerState, plan: PlanBuilder, rows: RowIndexes, num_blocks: Int32s, has_drafts: Bools | None
+) -> None:
+    """has_drafts: [m], whether a row wants them for drafts, too."""
     block_ids = state.pool.allocate(int(np.add.reduce(num_blocks)))
     at = 0
     for request, count in zip(state.rows.of(rows), num_blocks.tolist(), strict=True):
@@ -155,7 +156,6 @@ def _give_blocks(state: SchedulerState, plan: PlanBuilder, rows: RowIndexes, num
         at += count
     arrays = state.rows
     arrays.num_places[rows] += num_blocks * state.limits.block_size
-    has_drafts = arrays.num_drafts[rows] > 0 if arrays.num_with_drafts else None
     state.leaks.grow(block_ids, arrays.run[rows], num_blocks, has_drafts, state.steps.num_planned)
     plan.append_blocks(rows, num_blocks, block_ids)
 

@@ -241,7 +241,7 @@ class Scheduler:
         )
         state.is_fresh_due = False
         state.steps.plan(planned)
-        state.counters.num_scheduled_tokens += self.limits.max_num_batched_tokens - builder.budget
+        state.counters.num_scheduled_tokens += builder.num_tokens
         state.estimate = decayed(state.estimate)
         self._next_step += 1
         return plan

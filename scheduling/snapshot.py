@@ -15,14 +15,17 @@ from .request import RequestKey
 from .snapshot_fields import put, take
 from .snapshot_ledgers import SavedBook, SavedLeaks, restore_book, restore_leaks, save_book, save_leaks
 from .snapshot_memory import (
+    SavedDraftLengths,
     SavedPool,
     SavedRows,
     SavedSteps,
     SavedTransfers,
+    restore_draft_lengths,
     restore_pool,
     restore_rows,
     restore_steps,
     restore_transfers,
+    save_draft_lengths,
     save_pool,
     save_rows,
     save_steps,
@@ -45,7 +48,7 @@ from .snapshot_queues import (
 from .snapshot_requests import RequestTable, SavedRequest, restore_requests
 from .state import SchedulerState
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the state of another one could not be read, or would mean something else."""
 _VERSION_BYTES = 2
 
@@ -83,6 +86,8 @@ class SavedState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tenants: SavedTenants
     trial: list[list[RequestKey]]
     drain_rate: SavedDrainRate
+    draft_lengths: SavedDraftLengths
+    last_end_ns: int
     ledgers: SavedBook
     leaks: SavedLeaks
 
@@ -103,6 +108,7 @@ _PARTS = (
     "tenants",
     "trial",
     "drain_rate",
+    "draft_lengths",
     "ledgers",
     "leaks",
 )
@@ -132,6 +138,7 @@ def save_state(state: SchedulerState, epoch: int | None, next_step: int) -> byte
         tenants=take(SavedTenants, state.tenants),
         trial=save_trial(state.trial),
         drain_rate=take(SavedDrainRate, state.drain_rate),
+        draft_lengths=save_draft_lengths(state.draft_lengths),
         ledgers=save_book(state.ledgers),
         leaks=save_leaks(state.leaks),
         requests=table.saved(),  # last: now all that are referred to have a number
@@ -172,6 +179,7 @@ def restore_state(data: bytes, state: SchedulerState) -> tuple[int | None, int]:
     put(saved.tenants, state.tenants)
     restore_trial(saved.trial, state.trial)
     put(saved.drain_rate, state.drain_rate)
+    restore_draft_lengths(saved.draft_lengths, state.draft_lengths)
     restore_book(saved.ledgers, state.ledgers)
     restore_leaks(saved.leaks, state.leaks)
     return saved.epoch, saved.next_step

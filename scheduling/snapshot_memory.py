@@ -11,6 +11,7 @@ import numpy as np
 
 from ..kv_cache.block_pool import BlockPool
 from ..mailbox.messages.transfers import LoadBlocks
+from .draft_lengths import DraftLengths
 from .request import Request
 from .row_arrays import RowArrays
 from .snapshot_fields import put, take
@@ -40,6 +41,9 @@ class SavedRows(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """All its fields."""
     num_drafts: bytes
     num_with_drafts: int
+    num_ahead: bytes
+    num_all_ahead: int
+    may_draft: bytes
     num_sent: bytes
     is_prefilling: bytes
     num_prefilling: int
@@ -61,6 +65,7 @@ class SavedStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """intp [k]"""
     yielding_runs: bytes
     num_changes: int
+    num_tokens: int
     num_drafts: bytes | None
     """int32 [k]"""
     has_successor: bool | None
@@ -84,6 +89,33 @@ class SavedTransfers(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Transfer -> number."""
     block_ids: dict[int, list[int]]
     unsent: list[tuple[int, LoadBlocks]]
+
+
+class SavedStepTimes(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`StepTimes`."""
+
+    ns: bytes
+    num_seen: bytes
+
+
+class SavedDraftLengths(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`DraftLengths`: each array as bytes of its own type."""
+
+    tried: bytes
+    accepted: bytes
+    used: bytes
+    all_tried: bytes
+    all_accepted: bytes
+    step_times: SavedStepTimes
+
+
+def save_draft_lengths(lengths: DraftLengths) -> SavedDraftLengths:
+    return take(SavedDraftLengths, lengths, step_times=take(SavedStepTimes, lengths.step_times))
+
+
+def restore_draft_lengths(saved: SavedDraftLengths, lengths: DraftLengths) -> None:
+    put(saved, lengths, without=("step_times",))
+    put(saved.step_times, lengths.step_times)
 
 
 def save_pool(pool: BlockPool) -> SavedPool:
@@ -116,6 +148,7 @@ def save_steps(steps: StepLog, table: RequestTable) -> SavedSteps:
             step.yielding_rows.tobytes(),
             step.yielding_runs,
             step.num_changes,
+            step.num_tokens,
             None if step.num_drafts is None else step.num_drafts.tobytes(),
             step.has_successor,
         )
@@ -137,6 +170,7 @@ def _restored_step(saved: SavedStep, requests: Sequence[Request]) -> PlannedStep
         np.frombuffer(saved.yielding_rows, np.intp),
         saved.yielding_runs,
         saved.num_changes,
+        saved.num_tokens,
         None if saved.num_drafts is None else np.frombuffer(saved.num_drafts, np.int32),
     )
     step.runs, step.has_successor = saved.runs, saved.has_successor

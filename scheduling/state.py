@@ -10,6 +10,7 @@ from .constrained import ConstrainedRows
 from .counters import Counters
 from .deadlines import Deadlines
 from .deltas import Outbox
+from .draft_lengths import DraftLengths
 from .drain_rate import DrainRate
 from .estimate import START
 from .grammars import Grammars
@@ -80,11 +81,19 @@ class SchedulerState:
         self.is_fresh_due = False
         """A step failed: nothing runs, and the next plan, once nothing is in flight, is a fresh one."""
         self.drain_rate = DrainRate()
+        self.draft_lengths = DraftLengths(limits)
+        self.last_end_ns = 0
+        """When the last step ended, by the worker's clock."""
         self._choices: dict[str, dict[int, Request]] = {}
         self._last_run = 0
         self._num_come = 0
 
     # What can be asked
+
+    @property
+    def speculates(self) -> bool:
+        """Some row may verify drafts in the next step, or does in one in flight."""
+        return bool(self.limits.max_drafts or self.rows.num_with_drafts or self.rows.num_all_ahead)
 
     @property
     def max_in_flight(self) -> int:
@@ -210,6 +219,8 @@ class SchedulerState:
         request.state = RequestState.RUNNING
         request.is_preempted = False
         request.enter(self.rows, self.rows.take(request, self._last_run), self._last_run, num_computed)
+        assert request.row is not None
+        self.draft_lengths.enter(request.row)
         self.ledgers.start(request, is_tried=self.trial.is_active)
         self.leaks.admit(request, num_computed // self.limits.block_size, self.steps.num_planned)
         self.rows.tenant[request.row] = self.tenants.index_of(request.tenant)

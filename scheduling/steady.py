@@ -103,7 +103,7 @@ def _is_quiet(state: SchedulerState) -> bool:
     return not (
         state.waiting
         or rows.num_prefilling
-        or rows.num_with_drafts
+        or state.speculates
         or state.constrained
         or rows.has_removed
         or state.paused

@@ -17,14 +17,15 @@ class PlannedStep:
     `num_changes`: rows taken and given back before it, as `RowArrays` counts them.
 
     `runs`: int64 bytes [n], as in the plan; None once it failed or was not run. `yielding_rows`, `yielding_runs`: the k
-    rows of which a token is expected. `num_drafts`: [k]; None without any. `has_successor` is None until the result is
-    in.
+    rows of which a token is expected. `num_tokens`: to be computed, but for drafts that the worker guesses.
+    `num_drafts`: [k]; None without any. `has_successor` is None until the result is in.
     """
 
     __slots__ = (
         "has_successor",
         "num_changes",
         "num_drafts",
+        "num_tokens",
         "requests",
         "runs",
         "step",
@@ -40,12 +41,13 @@ class PlannedStep:
         yielding_rows: RowIndexes,
         yielding_runs: bytes,
         num_changes: int,
+        num_tokens: int,
         num_drafts: Int32s | None = None,
     ) -> None:
         self.step, self.requests = step, requests
         self.runs: bytes | None = runs
         self.yielding_rows, self.yielding_runs, self.num_drafts = yielding_rows, yielding_runs, num_drafts
-        self.num_changes = num_changes
+        self.num_changes, self.num_tokens = num_changes, num_tokens
         self.has_successor: bool | None = None
 
 
@@ -120,7 +122,9 @@ class StepLog:
         for step in range(last.step + 1 + max(0, num_steps - self.num_in_flight), last.step + 1 + num_steps):
             self._steps.popleft()
             runs = last.yielding_runs
-            self._steps.append(PlannedStep(step, runs, last.requests, last.yielding_rows, runs, num_changes))
+            self._steps.append(
+                PlannedStep(step, runs, last.requests, last.yielding_rows, runs, num_changes, last.num_tokens)
+            )
         self.num_planned += num_steps
         self.num_steady += num_steps
         self.num_overlapped += num_steps * has_successor

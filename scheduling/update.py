@@ -33,6 +33,8 @@ def apply_result(state: SchedulerState, result: StepResult) -> None:
     if result.prompt_logprobs is not None:
         gather_prompt_logprobs(state.running, result.step, result.prompt_logprobs)
     found = _find_tokens(state, planned, result)
+    if state.limits.has_adaptive_drafts:
+        _learn_time(state, planned, result)
     arrays, rows = state.rows, found.rows
     fields = arrays.table[RESULT_FIELDS].take(rows, axis=1)
     _check_positions(state, found, fields[0])
@@ -48,10 +50,7 @@ def apply_result(state: SchedulerState, result: StepResult) -> None:
         one_by_one |= found.counts > 1
     if found.num_drafts is not None:
         one_by_one |= found.num_drafts > 0
-        num_accepted: Int32s = np.zeros(len(rows), np.int32)
-        if found.counts is not None:
-            num_accepted += found.counts - 1
-        state.ledgers.count_drafts(rows, found.num_drafts, num_accepted)
+        _count_drafts(state, found)
     is_plain = ~one_by_one
     plain_tokens = found.first_token_ids[is_plain]
     one_by_one[is_plain] = _append_plain(state, rows[is_plain], fields[:, is_plain], plain_tokens)
@@ -76,7 +75,9 @@ class _Tokens(NamedTuple):
     counts: Int32s | None
     """None: one each."""
     num_drafts: Int32s | None
-    """None: no row had any."""
+    """That were planned; None: no row had any."""
+    num_drafted: Int32s | None
+    """That were verified; None: those that were planned."""
     token_ids: Int32s
     """Those of runs that are over among them."""
 
@@ -95,6 +96,9 @@ def _find_tokens(state: SchedulerState, planned: PlannedStep, result: StepResult
         raise ProtocolViolation(
             f"result of step {result.step} has {len(runs)} runs, {len(positions)} positions, {len(token_ids)} tokens"
         )
+    num_drafted = np.frombuffer(result.num_drafted, "<i4") if result.num_drafted else None
+    if num_drafted is not None and len(num_drafted) != len(runs):
+        raise ProtocolViolation(f"result of step {result.step} has {len(runs)} runs, drafts of {len(num_drafted)}")
     rows, num_drafts = planned.yielding_rows, planned.num_drafts
     if result.runs != planned.yielding_runs:
         rows, num_drafts = _rows_of(planned, runs, result.step)
@@ -102,13 +106,15 @@ def _find_tokens(state: SchedulerState, planned: PlannedStep, result: StepResult
         is_given = _without_late(state, rows, runs, positions, counts, result.step)
         rows, runs, positions, counts = rows[is_given], runs[is_given], positions[is_given], counts[is_given]
         num_drafts = None if num_drafts is None else num_drafts[is_given]
+        num_drafted = None if num_drafted is None else num_drafted[is_given]
     firsts = None if counts is None else (np.cumsum(counts) - counts).astype(np.int32)
     first_token_ids = token_ids if firsts is None else token_ids[firsts]
+    found = _Tokens(rows, positions, first_token_ids, firsts, counts, num_drafts, num_drafted, token_ids)
     if planned.num_changes == state.rows.num_changes:
-        return _Tokens(rows, positions, first_token_ids, firsts, counts, num_drafts, token_ids)
+        return found
     is_live = state.rows.run[rows] == runs
     if np.count_nonzero(is_live) == len(rows):
-        return _Tokens(rows, positions, first_token_ids, firsts, counts, num_drafts, token_ids)
+        return found
     if firsts is None:
         firsts = np.arange(len(rows), dtype=np.int32)
     return _Tokens(
@@ -118,6 +124,7 @@ def _find_tokens(state: SchedulerState, planned: PlannedStep, result: StepResult
         firsts[is_live],
         None if counts is None else counts[is_live],
         None if num_drafts is None else num_drafts[is_live],
+        None if num_drafted is None else num_drafted[is_live],
         token_ids,
     )
 
@@ -160,6 +167,9 @@ def _check_positions(state: SchedulerState, found: _Tokens, num_tokens: Int32s) 
     is_wrong = found.positions != num_tokens
     if found.counts is not None:
         num_drafts = 0 if found.num_drafts is None else found.num_drafts
+        if found.num_drafted is not None:
+            is_wrong |= found.num_drafted > num_drafts
+            num_drafts = found.num_drafted
         is_wrong |= found.counts > num_drafts + 1
     if np.count_nonzero(is_wrong):
         i = int(is_wrong.argmax())
@@ -201,15 +211,35 @@ def _keep_full_blocks(state: SchedulerState, rows: RowIndexes) -> None:
         request.keep_block(blocks[index * num_bytes : (index + 1) * num_bytes])
 
 
+def _learn_time(state: SchedulerState, planned: PlannedStep, result: StepResult) -> None:
+    """Of a step that only decodes. It began when the one before it had ended, if that was later than its launch."""
+    begin_ns, state.last_end_ns = max(result.start_ns, state.last_end_ns), result.end_ns
+    if planned.num_tokens == len(planned.yielding_rows):
+        num_drafted = int(np.add.reduce(np.frombuffer(result.num_drafted, "<i4"))) if result.num_drafted else 0
+        state.draft_lengths.step_times.learn(planned.num_tokens + num_drafted, result.end_ns - begin_ns)
+
+
+def _count_drafts(state: SchedulerState, found: _Tokens) -> None:
+    """Of rows that may go on; some had drafts."""
+    num_drafted = found.num_drafts if found.num_drafted is None else found.num_drafted
+    assert num_drafted is not None
+    num_accepted = np.zeros(len(found.rows), np.int32) if found.counts is None else found.counts - ONE
+    state.counters.num_draft_tokens += int(np.add.reduce(num_drafted))
+    state.counters.num_accepted_tokens += int(np.add.reduce(num_accepted))
+    if found.num_drafted is not None:
+        state.counters.num_scheduled_tokens += int(np.add.reduce(num_drafted))
+        assert found.num_drafts is not None
+        state.draft_lengths.learn(found.rows, found.num_drafts, num_drafted, num_accepted)
+    state.ledgers.count_drafts(found.rows, num_drafted, num_accepted)
+
+
 def _append_each(state: SchedulerState, request: Request, found: _Tokens, i: int, logprobs: ResultLogprobs) -> None:
     """The tokens of one row; those behind one that ends it are dropped."""
     first = i if found.firsts is None else int(found.firsts[i])
     count = 1 if found.counts is None else int(found.counts[i])
     assert request.row is not None
     if found.num_drafts is not None and found.num_drafts[i]:
-        state.counters.num_accepted_tokens += count - 1
-        state.rows.num_computed[request.row] -= int(found.num_drafts[i]) - (count - 1)
-        state.rows.num_expected[request.row] += count - 1
+        state.rows.settle_drafts(request.row, int(found.num_drafts[i]), count - 1)
     request.num_deaths = 0
     state.trial.acquit(request.key)
     state.ledgers.token(request)

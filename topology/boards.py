@@ -8,7 +8,7 @@ What bounds a plan, and who keeps it:
   admissions to the next step. One request of full length with full lists always fits. After a restart of a worker all
   running requests come back as new rows; they spread over some steps;
 - at most `max_plan_blocks` block ids: follows from the two above, for a row holds blocks for its known tokens and for
-  the `pipeline_depth` tokens that the steps in flight may add;
+  the tokens that the steps in flight may add: in each one, and as many as it has drafts;
 - request ids of at most 128 bytes, at most 20 log-probabilities a token, of output and prompt, and at most
   `MAX_SAMPLING_ENTRIES` entries in a request's lists: the API, before a request is accepted;
 - an error of at most `MAX_ERROR_CHARS` characters in the result of a failed step: the worker;
@@ -75,17 +75,17 @@ def max_plan_blocks(topology: Topology, max_model_len: int) -> int:
     scheduler = topology.scheduler
     tokens = max_plan_tokens(topology, max_model_len) + scheduler.max_num_batched_tokens
     # Each row may start one block for its last few tokens, and more for those that the steps in flight may add.
-    return blocks_for(tokens, block_size) + scheduler.max_num_seqs * (
-        1 + blocks_for(scheduler.pipeline_depth, block_size)
-    )
+    max_drafts = 0 if topology.speculative is None else topology.speculative.max_tokens
+    num_ahead = scheduler.pipeline_depth * (1 + max_drafts)
+    return blocks_for(tokens, block_size) + scheduler.max_num_seqs * (1 + blocks_for(num_ahead, block_size))
 
 
 def plan_bytes(topology: Topology, max_model_len: int) -> int:
     """Upper bound of an encoded `StepPlan`."""
     rows = topology.scheduler.max_num_seqs
     tokens = topology.scheduler.max_num_batched_tokens
-    # removed_rows, rows, runs, starts, num_tokens, samples, num_drafts; draft_ids
-    arrays = rows * (4 + 4 + 8 + 4 + 4 + 1 + 4) + 4 * tokens + 10 * _HEADER
+    # removed_rows, rows, runs, starts, num_tokens, samples, num_drafts or max_drafts, draft_ends; draft_ids
+    arrays = rows * (4 + 4 + 8 + 4 + 4 + 1 + 4 + 4) + 4 * tokens + 12 * _HEADER
     new_rows = _HEADER + rows * _NEW_ROW + 4 * max_plan_tokens(topology, max_model_len)
     blocks = 8 * max_plan_blocks(topology, max_model_len)  # a row and a block id for each that is appended
     is_fresh = 1
@@ -96,7 +96,7 @@ def result_bytes(topology: Topology) -> int:
     """Upper bound of an encoded `StepResult`."""
     rows = topology.scheduler.max_num_seqs
     tokens = rows + topology.scheduler.max_num_batched_tokens
-    sampled = rows * (8 + 4 + 4) + 8 * _HEADER  # runs, positions, num_sampled
+    sampled = rows * (8 + 4 + 4 + 4) + 9 * _HEADER  # runs, positions, num_sampled, num_drafted
     of_prompts = rows * (8 + 4 + 4) + 8 * _HEADER  # runs, starts, counts
     # token_ids, logprob_rows, logprobs, top_ids, top_logprobs; of a token of a prompt one number less
     of_tokens = tokens * (4 + 4 + 4 + (4 + 4) * MAX_LOGPROBS)

@@ -12,11 +12,12 @@ from .arithmetic import DTYPE_BYTES
 from .boards import MAX_SLOT_BYTES, plan_bytes, result_bytes
 from .check_processes import check_processes
 from .check_server import check_server
+from .check_speculative import check_speculative
 from .decode import show_value
 from .device import has_gpu
 from .load import raise_problems
 from .plan import block_bytes_of, blocks_for
-from .problem import NOT_YET, Places, Problem
+from .problem import Places, Problem
 from .render import render_bytes
 from .schema import Topology
 
@@ -42,10 +43,7 @@ def check_topology(topology: Topology, shape: ModelShape | None = None) -> list[
     _check_kv_cache(topology, shape, problems)
     check_server(topology, problems)
     _check_grammar_backend(topology, problems)
-    if topology.speculative is not None:
-        problems.append(
-            Problem(("speculative",), "[speculative] is there", f"nothing, it is {NOT_YET}", "leave it out")
-        )
+    check_speculative(topology, problems)
     if topology.journal is not None and topology.journal.path == "":
         problems.append(Problem(("journal", "path"), 'path = ""', "a path without the number", "write one"))
     check_processes(topology, shape, problems)

@@ -148,12 +148,26 @@ class StructuredOutputSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SpeculativeSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """[speculative]"""
+    """[speculative]: drafts that the worker guesses and verifies in one step; the text is what it is without them."""
 
-    method: str
-    """Proposer. static"""
-    max_tokens: Positive = 4
-    """Drafts a step [tokens]. static"""
+    method: Literal["ngram", "suffix"]
+    """`ngram`: what followed the same tokens earlier in the request; `suffix`: what followed them most often, there or
+    in recent answers to requests of the same `cache_salt`. static"""
+    max_tokens: Annotated[int, Meta(ge=1, le=64)] = 8
+    """Drafts of a request in a step, at most [tokens]. static"""
+    adaptive: bool = True
+    """Each step takes as many drafts of each request as give the most tokens in the time, by what steps have taken and
+    drafts have been worth so far; false: always as many as it may. static"""
+    min_ngram: Positive = 2
+    """ngram: shortest end of a request that is looked for [tokens]. static"""
+    max_ngram: Positive = 16
+    """ngram: longest [tokens]. static"""
+    spec_factor: Annotated[float, Meta(gt=0.0, le=16.0)] = 1.0
+    """suffix: drafts for each token that matches [tokens]. static"""
+    min_probability: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.1
+    """suffix: a draft that is less probable ends the others behind it [share]. static"""
+    max_cached_tokens: Annotated[int, Meta(ge=0, le=1 << 28)] = 1 << 18
+    """suffix: of recent answers [tokens]. static"""
 
 
 class JournalSection(Struct, frozen=True, forbid_unknown_fields=True):

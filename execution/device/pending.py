@@ -11,10 +11,10 @@ from torch import Tensor
 from ...errors import DeviceFault
 from ...mailbox.messages.steps import PromptLogprobs, StepPlan, StepResult
 from ..input_batch import InputBatch, Int32s, Int64s
-from ..late_rows import without_late_rows
-from ..prepare_inputs import PlannedRows
+from ..planned_rows import PlannedRows
 from ..sampler import Sampled
 from ..token_masks import Bools
+from ..yields import without_late_rows
 from .seam import Device, Moment
 from .step_sampler import ReadLogprobs
 

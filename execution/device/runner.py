@@ -17,7 +17,8 @@ from ...topology.device import DEVICE_POOL_SHARE
 from ..graph_buckets import graph_bucket
 from ..input_batch import InputBatch
 from ..pending_step import EndedStep, PendingStep
-from ..prepare_inputs import PlannedRows, StepInputs, flat_inputs, read_rows
+from ..planned_rows import PlannedRows, read_rows
+from ..prepare_inputs import StepInputs, flat_inputs
 from ..prompt_pieces import find_prompt_pieces
 from ..token_masks import MaskSource, TokenMasks
 from ..warm_up import warm_up_plans

@@ -49,6 +49,10 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=30):
     Row i computes positions `starts[i] .. starts[i] + num_tokens[i] - 1`; where a position's token is not known to the
     scheduler yet it is the one that an earlier step sampled, which the worker has. If `samples[i]` the row yields the token
     at position starts[i] + num_tokens[i].
+
+    Drafts come with the plan (`num_drafts`, `draft_ids`: of a proposer that told the scheduler), or are guessed by the
+    worker's own proposer when the step begins (`max_drafts`, `draft_ends`). How many drafts of the steps in flight will be
+    accepted is not known when a plan is made, so a row of the second kind goes on where it stands by then.
     """
 
     epoch: int
@@ -78,6 +82,12 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=30):
     """int32 [n]: of each row's tokens so many, its last ones, are drafts; empty: no row has any."""
     draft_ids: bytes = b""
     """int32 [sum(num_drafts)]"""
+    max_drafts: bytes = b""
+    """int32 [n]; empty: no row drafts. -1: the row computes what `starts` and `num_tokens` say. Else it samples, and
+    computes its last token, at starts[i] or behind it, and up to so many drafts of the worker's own. A row whose last
+    token stands at draft_ends[i] or behind it has come to its end: it computes nothing, and the result has no row of it."""
+    draft_ends: bytes = b""
+    """int32 [n]: where `max_drafts` is not -1, the first position that may not be computed; it has blocks up to there."""
 
 
 class StepOutcome(IntEnum):
@@ -146,3 +156,5 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31)
     num_sampled: bytes = b""
     """int32 [k]: tokens of each row, the accepted drafts and one more, which stand together in `token_ids`; empty: one
     each. `positions` are those of the first. 0: a constrained row whose mask was not there, to be planned again."""
+    num_drafted: bytes = b""
+    """int32 [k]: drafts of each row that were verified; empty: as many as the plan gave."""

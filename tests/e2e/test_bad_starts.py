@@ -240,7 +240,7 @@ def test_a_host_name_that_can_be_none(tmp_path: Path, smollm2_gguf: Path) -> Non
             ['max_num_seqs = "x"', "an integer of at least 1"],
         ),
         ("[model]\nsource = 'm'\n" + "".join(f"[s{i}]\n" for i in range(99)), ["99 problems", "... and 94 more"]),
-        ("[model]\nsource = 'm'\n[speculative]\nmethod = 'ngram'\n", ["[speculative]", "not supported yet"]),
+        ("[model]\nsource = 'm'\n[speculative]\nmethod = 'ngrams'\n", ['method = "ngrams"', '"ngram"']),
         (
             "[model]\nsource = 'm'\n[[process]]\nname = 'a'\n"
             "actors = ['frontend', 'tokenizer', 'scheduler', 'proposer', 'worker']\n",

@@ -26,6 +26,7 @@ from callboard.models.protocol import CausalLM
 from callboard.scheduling.events import Event, WorkerAttached
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.scheduler import Scheduler
+from callboard.speculative.proposer import Proposer
 
 VOCAB_SIZE, MAX_LEN, BLOCK_SIZE = 160, 128, 4
 WINDOW = 12
@@ -158,7 +159,7 @@ def is_greedy(oracle: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[i
 class Engine:
     """A scheduler and a runner; plans are made as far ahead as the pipeline's depth allows."""
 
-    def __init__(self, model: CausalLM, **limits: object) -> None:
+    def __init__(self, model: CausalLM, proposer: Proposer | None = None, **limits: object) -> None:
         settings = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 16,
@@ -179,6 +180,7 @@ class Engine:
             ),
             max_num_seqs=self.scheduler.limits.max_num_seqs,
             max_model_len=MAX_LEN,
+            proposer=proposer,
         )
         self.runner.forward.kv.tensor.fill_(torch.nan)  # a slot that is read unwritten shows up in every token
         self._plans: deque[StepPlan] = deque()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 
 from callboard.mailbox.messages.admission import Admit
@@ -21,6 +23,14 @@ def drafts_of(plan: StepPlan) -> list[list[int]]:
     ids = ints(plan.draft_ids)
     assert sum(counts) == len(ids) and len(counts) == len(plan.rows) // 4
     return [ids[sum(counts[:index]) : sum(counts[: index + 1])] for index in range(len(counts))]
+
+
+def guesses_of(plan: StepPlan) -> list[tuple[int, int]]:
+    """Of each row of a plan how many drafts the worker may guess, and before which position; (-1, 0): none."""
+    ends = ints(plan.draft_ends) or [0] * (len(plan.rows) // 4)
+    most = ints(plan.max_drafts) or [-1] * len(ends)
+    assert all((count >= 0) == (end > 0) for count, end in zip(most, ends, strict=True))
+    return list(zip(most, ends, strict=True))
 
 
 def sampled_of(result: StepResult) -> list[tuple[int, list[int]]]:
@@ -48,6 +58,14 @@ class Row:
         is_early = len(self.token_ids) - self.num_prompt_tokens < self.sampling.min_tokens
         return self.sampling.stop_token_ids if is_early else ()
 
+    def guess(self) -> list[int]:
+        """Drafts of the worker's own: more or less right, and the same whenever the row stands here."""
+        chance = random.Random(f"{self.run} {len(self.token_ids)}")
+        known = list(self.token_ids)
+        for _ in range(chance.randrange(5)):
+            known.append(next_token(known, self.choice))
+        return known[len(self.token_ids) :] + [1] * chance.randrange(3)
+
     def sample(self, drafts: list[int]) -> list[int]:
         """The model's own tokens: drafts are accepted while they equal them, and one more comes behind."""
         sampled: list[int] = []
@@ -66,16 +84,20 @@ class Results:
         self._runs: list[int] = []
         self._positions: list[int] = []
         self._tokens: list[list[int]] = []
+        self._drafted: list[int] = []
         self._wanted: list[tuple[int, int]] = []
 
-    def add(self, run: int, position: int, token_ids: list[int], num_logprobs: int | None) -> None:
-        """A row's tokens, the first of them at `position`."""
+    def add(
+        self, run: int, position: int, token_ids: list[int], num_logprobs: int | None, num_drafted: int = 0
+    ) -> None:
+        """A row's tokens, the first of them at `position`, and how many drafts were verified for them."""
         if num_logprobs is not None:
             first = sum(map(len, self._tokens))
             self._wanted += [(first + index, num_logprobs) for index in range(len(token_ids))]
         self._runs.append(run)
         self._positions.append(position)
         self._tokens.append(token_ids)
+        self._drafted.append(num_drafted)
 
     def build(self, plan: StepPlan, now_ns: int, prompt_logprobs: PromptLogprobs | None) -> StepResult:
         width = max((count for _, count in self._wanted), default=0)
@@ -96,7 +118,8 @@ class Results:
             top_ids=np.array(top, "<i4").tobytes(),
             top_logprobs=(np.array(top, "<f4") / -4).tobytes(),
             prompt_logprobs=prompt_logprobs,
-            num_sampled=counts.tobytes() if plan.num_drafts or not counts.all() else b"",
+            num_sampled=counts.tobytes() if plan.num_drafts or plan.max_drafts or not counts.all() else b"",
+            num_drafted=np.array(self._drafted, "<i4").tobytes() if plan.max_drafts else b"",
         )
 
 

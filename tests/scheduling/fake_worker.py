@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,9 +19,9 @@ from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.tests.scheduling.fake_model import EOS, contents
-from callboard.tests.scheduling.fake_rows import Results, Row, describe_prompts, drafts_of, ints
+from callboard.tests.scheduling.fake_rows import Results, Row, describe_prompts, drafts_of, guesses_of, ints
 from callboard.topology.boards import TOKENS_PER_SAMPLING_ENTRY, plan_bytes
-from callboard.topology.schema import KVCacheSection, ModelSection, SchedulerSection, Topology
+from callboard.topology.schema import KVCacheSection, ModelSection, SchedulerSection, SpeculativeSection, Topology
 
 Key = tuple[str, int]
 """(request_id, choice)"""
@@ -54,6 +55,7 @@ def board_bytes(limits: SchedulerLimits) -> int:
             pipeline_depth=limits.pipeline_depth,
         ),
         kv_cache=KVCacheSection(block_size=limits.block_size),
+        speculative=SpeculativeSection("ngram", max_tokens=limits.max_drafts) if limits.max_drafts else None,
     )
     return plan_bytes(topology, limits.max_model_len)
 
@@ -73,6 +75,17 @@ def make_admit(request_id: str, prompt: list[int], **changes: object) -> Admit:
         arrival_ns=0,
     )
     return Admit(**(fields | changes))  # type: ignore[arg-type]
+
+
+class PlannedRow(NamedTuple):
+    """What a row computes in a step."""
+
+    row: int
+    run: int
+    start: int
+    count: int
+    samples: bool
+    drafts: list[int]
 
 
 class FakeWorker:
@@ -123,18 +136,43 @@ class FakeWorker:
     def keys_at(self, plan: StepPlan, positions: dict[Key, int]) -> list[Key]:
         """The requests that compute their position of `positions` in this step."""
         named = {new.run: (new.request_id, new.choice) for new in plan.new_rows}
-        runs = np.frombuffer(plan.runs, "<i8").tolist()
         found = []
-        for run, start, count in zip(runs, ints(plan.starts), ints(plan.num_tokens), strict=True):
-            key = named.get(run) or self.keys[run]
-            if start <= positions.get(key, -1) < start + count:
+        for row in self.rows_of(plan):
+            key = named.get(row.run) or self.keys[row.run]
+            if row.start <= positions.get(key, -1) < row.start + row.count:
                 found.append(key)
         return found
 
+    def rows_of(self, plan: StepPlan) -> list[PlannedRow]:
+        """What each row computes: as the plan says, or from where it stands, with guesses of this worker. Whoever has
+        come to its end computes nothing."""
+        columns = (
+            ints(plan.rows),
+            np.frombuffer(plan.runs, "<i8").tolist(),
+            ints(plan.starts),
+            ints(plan.num_tokens),
+            np.frombuffer(plan.samples, np.bool_).tolist(),
+            drafts_of(plan),
+            guesses_of(plan),
+        )
+        planned = []
+        for index, run, start, count, samples, drafts, (most, end) in zip(*columns, strict=True):
+            if most < 0:
+                planned.append(PlannedRow(index, run, start, count, samples, drafts))
+                continue
+            row = self.rows[index]
+            assert (count, samples, drafts) == (1, True, []), "a row that guesses decodes"
+            last = len(row.token_ids) - 1
+            assert last >= start, "a row stands before where the scheduler knows it to be"
+            if last < end:
+                guesses = row.guess()[: min(most, end - last - 1)]
+                planned.append(PlannedRow(index, run, last, 1 + len(guesses), True, guesses))
+        return planned
+
     def _write_garbage(self, plan: StepPlan) -> None:
-        for row, start, count in zip(ints(plan.rows), ints(plan.starts), ints(plan.num_tokens), strict=True):
-            for position in range(start, start + count):
-                block = self.rows[row].block_ids[position // self.limits.block_size]
+        for row in self.rows_of(plan):
+            for position in range(row.start, row.start + row.count):
+                block = self.rows[row.row].block_ids[position // self.limits.block_size]
                 self.kv[block, position % self.limits.block_size] = -1
 
     def _nothing(self, plan: StepPlan, now_ns: int, outcome: StepOutcome) -> StepResult:
@@ -164,36 +202,37 @@ class FakeWorker:
 
     def _run(self, plan: StepPlan, now_ns: int) -> StepResult:
         size = self.limits.block_size
-        rows, starts, counts = ints(plan.rows), ints(plan.starts), ints(plan.num_tokens)
-        runs = np.frombuffer(plan.runs, "<i8").tolist()
-        assert len(rows) == len(set(rows)) == len(runs) == len(plan.samples) >= 1
-        assert sum(counts) <= self.limits.max_num_batched_tokens
+        rows, counts = ints(plan.rows), ints(plan.num_tokens)
+        guesses = guesses_of(plan)
+        assert len(rows) == len(set(rows)) == len(plan.runs) // 8 == len(plan.samples) >= 1
+        assert sum(counts) + sum(max(0, most) for most, _ in guesses) <= self.limits.max_num_batched_tokens
         assert all(1 <= count <= (self.limits.long_prefill_token_threshold or sum(counts)) for count in counts)
+        for row, (_, end) in zip(rows, guesses, strict=True):
+            assert end <= len(self.rows[row].block_ids) * size, "a row guesses where it has no block"
         self._check_nobody_starves(plan, rows)
-        drafts = drafts_of(plan)
-        self._drafted.append({row for row, guesses in zip(rows, drafts, strict=True) if guesses})
+        planned = self.rows_of(plan)
+        is_unsure = {row for row, (most, _) in zip(rows, guesses, strict=True) if most >= 0}
+        self._drafted.append(is_unsure | {row.row for row in planned if row.drafts})
         own = [
-            contents(self.rows[row].token_ids + guesses, self.rows[row].admit.cache_salt)
-            for row, guesses in zip(rows, drafts, strict=True)
+            contents(self.rows[row.row].token_ids + row.drafts, self.rows[row.row].admit.cache_salt) for row in planned
         ]
         writer: dict[int, int] = {}
-        for index, (row, run, start, count) in enumerate(zip(rows, runs, starts, counts, strict=True)):
-            batch_row, num_drafts = self.rows[row], len(drafts[index])
-            assert batch_row.run == run, "the row belongs to another run"
-            assert start + count <= len(own[index]) or batch_row.is_late, "a token is computed that nobody knows"
-            assert not num_drafts or (count == 1 + num_drafts and start + count == len(own[index])), "drafts in a gap"
-            for position in range(start, start + count):
+        for row, content in zip(planned, own, strict=True):
+            batch_row, end = self.rows[row.row], row.start + row.count
+            assert batch_row.run == row.run, "the row belongs to another run"
+            assert end <= len(content) or batch_row.is_late, "a token is computed that nobody knows"
+            assert not row.drafts or (row.count == 1 + len(row.drafts) and end == len(content)), "drafts in a gap"
+            for position in range(row.start, end):
                 block = batch_row.block_ids[position // size]
                 assert 0 <= block < self.limits.num_blocks
-                assert writer.setdefault(block, run) == run, "a block is written by two rows in one step"
-                self.kv[block, position % size] = own[index][position] if position < len(own[index]) else -1
-        for index, (row, start, count) in enumerate(zip(rows, starts, counts, strict=True)):
-            blocks = self.rows[row].block_ids
-            for position in range(min(start + count, len(own[index]))):
+                assert writer.setdefault(block, row.run) == row.run, "a block is written by two rows in one step"
+                self.kv[block, position % size] = content[position] if position < len(content) else -1
+        for row, content in zip(planned, own, strict=True):
+            blocks = self.rows[row.row].block_ids
+            for position in range(min(row.start + row.count, len(content))):
                 read = self.kv.get((blocks[position // size], position % size))
-                assert read == own[index][position], f"row {row} reads another's K/V at position {position}"
-        run_rows = [(self.rows[row], *rest) for row, *rest in zip(rows, runs, starts, counts, drafts, strict=True)]
-        return self._sample(plan, run_rows, now_ns)
+                assert read == content[position], f"row {row.row} reads another's K/V at position {position}"
+        return self._sample(plan, planned, now_ns)
 
     def _check_nobody_starves(self, plan: StepPlan, rows: list[int]) -> None:
         """Every row that needs a token gets one, if there are enough; with drafts being judged it needs none."""
@@ -205,11 +244,10 @@ class FakeWorker:
             most = len(admit.prompt_token_ids) + (admit.sampling.max_tokens or 0)
             assert len(self.rows[row].token_ids) == min(most, self.limits.max_total_tokens), "a row starves"
 
-    def _sample(self, plan: StepPlan, run_rows: list[tuple[Row, int, int, int, list[int]]], now_ns: int) -> StepResult:
-        """`run_rows`: row, its run, start, tokens, drafts."""
+    def _sample(self, plan: StepPlan, planned: list[PlannedRow], now_ns: int) -> StepResult:
         results = Results()
-        samples = np.frombuffer(plan.samples, np.bool_).tolist()
-        for (row, run, start, count, drafts), is_sampled in zip(run_rows, samples, strict=True):
+        for index, run, start, count, is_sampled, drafts in planned:
+            row = self.rows[index]
             position = start + count - len(drafts)
             is_due = position == len(row.token_ids)
             assert is_sampled == (is_due or row.is_late), "a row samples before its last known token"
@@ -225,8 +263,8 @@ class FakeWorker:
             assert last < self.limits.max_total_tokens, "sampled past the model's length"
             assert row.admit.sampling.max_tokens is not None
             assert last - row.num_prompt_tokens < row.admit.sampling.max_tokens, "sampled past max_tokens"
-            results.add(run, position, sampled, row.admit.sampling.logprobs)
-        pieces = [(row, run, start, count) for row, run, start, count, _ in run_rows]
+            results.add(run, position, sampled, row.admit.sampling.logprobs, len(drafts))
+        pieces = [(self.rows[row.row], row.run, row.start, row.count) for row in planned]
         return results.build(plan, now_ns, describe_prompts(pieces))
 
     def _is_late(self, row: Row) -> bool:

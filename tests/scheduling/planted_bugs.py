@@ -79,10 +79,10 @@ BUGS = (
         "num_ready, next_full = fields[0], fields[2]",
     ),
     PlantedBug(
-        "rejected_drafts_are_not_rolled_back",
+        "rejected_drafts_count_as_computed",
         "scheduling.update",
-        "state.rows.num_computed[request.row] -= int(found.num_drafts[i]) - (count - 1)",
-        "pass",
+        "state.rows.settle_drafts(request.row, int(found.num_drafts[i]), count - 1)",
+        "state.rows.settle_drafts(request.row, int(found.num_drafts[i]), int(found.num_drafts[i]))",
     ),
     PlantedBug(
         "deadlines_are_ignored",
@@ -170,9 +170,9 @@ BUGS = (
     ),
     PlantedBug(
         "a_row_goes_on_while_its_drafts_are_judged",
-        "scheduling.running",
-        "can_go = np.minimum(max_total - num_expected, num_left) > ZERO",
-        "can_go = max_total - num_expected > ZERO",
+        "scheduling.drafting",
+        "return is_free & ((arrays.num_drafts[rows] == ZERO) | (num_tokens == num_expected))",
+        "return (arrays.num_drafts[rows] == ZERO) | (num_tokens == num_expected)",
     ),
     PlantedBug(
         "transfers_begin_while_steps_in_flight_may_write_to_their_blocks",
@@ -202,8 +202,50 @@ BUGS = (
     PlantedBug(
         "somebody_goes_for_the_sake_of_drafts",
         "scheduling.running",
-        "        if state.rows.num_with_drafts:\n            _drop",
-        "        if len(state.running) == 1 and state.rows.num_with_drafts:\n            _drop",
+        "        wanted = _wanted(state, drafts=False)\n    while",
+        "        wanted = _wanted(state, drafts=len(state.running) > 1)\n    while",
+    ),
+    PlantedBug(
+        "somebody_goes_because_nobody_knows_where_a_row_stands",
+        "scheduling.drafting",
+        "return is_free | (np.minimum(num_computed + ahead + ONE, max_total - ONE) <= num_places)",
+        "return np.ones(len(rows), np.bool_)",
+    ),
+    PlantedBug(
+        "a_row_that_stands_further_than_known_lacks_a_block",
+        "scheduling.running",
+        "ends = np.minimum(ends + arrays.num_ahead[rows], fields[5] - ONE)",
+        "ends = np.minimum(ends, fields[5] - ONE)",
+    ),
+    PlantedBug(
+        "a_row_guesses_beyond_its_blocks",
+        "scheduling.drafting",
+        "np.minimum(arrays.num_places[rows], arrays.max_total[rows] - ONE)",
+        "arrays.max_total[rows] - ONE",
+    ),
+    PlantedBug(
+        "a_row_guesses_beyond_its_end",
+        "scheduling.drafting",
+        "np.minimum(arrays.num_places[rows], arrays.max_total[rows] - ONE)",
+        "arrays.num_places[rows]",
+    ),
+    PlantedBug(
+        "a_row_under_a_grammar_guesses",
+        "scheduling.drafting",
+        "is_decode & arrays.may_draft[rows]",
+        "is_decode",
+    ),
+    PlantedBug(
+        "guesses_take_nothing_of_the_budget",
+        "scheduling.plan_builder",
+        "self.budget -= int(np.add.reduce(share.num_drafts))",
+        "pass",
+    ),
+    PlantedBug(
+        "a_row_is_planned_past_its_last_place",
+        "scheduling.row_arrays",
+        "min(self.num_computed[row] + num_accepted, self.max_total[row] - ONE)",
+        "self.num_computed[row] + num_accepted",
     ),
     PlantedBug(
         "eos_ends_before_min_tokens",

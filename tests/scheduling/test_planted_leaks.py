@@ -60,8 +60,8 @@ def grows_without_noting(patch: pytest.MonkeyPatch) -> None:
     """A running request that gets blocks is not told of the last one."""
     give_blocks = running._give_blocks
 
-    def faulty(state: SchedulerState, plan: object, rows: object, num_blocks: object) -> None:
-        give_blocks(state, plan, rows, num_blocks)  # type: ignore[arg-type]
+    def faulty(state: SchedulerState, plan: object, rows: object, num_blocks: object, has_drafts: object) -> None:
+        give_blocks(state, plan, rows, num_blocks, has_drafts)  # type: ignore[arg-type]
         for request in state.running.values():
             request.block_ids.pop()
 

@@ -37,9 +37,9 @@ class Twin:
         if state.epoch is None or len(state.in_flight) >= state.max_in_flight:
             return None
         plan = TwinPlan()
-        is_room, is_short = self._is_room_made()
+        is_room, is_short, guesses = self._is_room_made()
         if is_room:
-            self._plan_running(plan)
+            self._plan_running(plan, guesses=guesses)
         for request in state.running:
             state.label_blocks(request)
         if not is_short:
@@ -85,11 +85,25 @@ class Twin:
 
     # Rows that run
 
-    def _shares(self) -> list[tuple[TwinRequest, int, int]]:
+    def _has_place(self, request: TwinRequest) -> bool:
+        """Blocks are short: a row that needs one only because it may stand further waits for its results."""
+        ahead = sum(request.allowances)
+        last = min(request.num_computed + ahead + 1, request.last_place)
+        return not ahead or self.state.pool.blocks_for(last) <= len(request.blocks)
+
+    def _end_of(self, request: TwinRequest, num_tokens: int) -> int:
+        """Behind the last position that it may compute."""
+        if not request.allowances:
+            return request.num_computed + num_tokens
+        return min(request.num_computed + sum(request.allowances) + num_tokens, request.last_place)
+
+    def _shares(self, *, guesses: bool) -> list[tuple[TwinRequest, int, int]]:
         """Each row that computes something, its tokens, and how many of them are drafts. A token is kept for each row
         that comes behind."""
         budget = self.limits.max_num_batched_tokens
         rows = [request for request in policies.plan_order(self.state) if request.can_be_planned]
+        if not guesses:
+            rows = [request for request in rows if self._has_place(request)]
         if self.state.groups:
             rows = [request for request in rows if request.key in self.state.groups[0]]
         shares = []
@@ -98,25 +112,28 @@ class Twin:
             most = min(most, self.limits.long_prefill_token_threshold or most, budget)
             if most == 0:
                 break
-            num_tokens = min(request.num_missing + len(request.drafts), most)
+            num_drafts = request.num_guesses if guesses else 0
+            num_tokens = min(request.num_missing + len(request.drafts) + num_drafts, most)
             shares.append((request, num_tokens, max(0, num_tokens - request.num_missing)))
             budget -= num_tokens
         return shares
 
-    def _num_new_blocks(self) -> int:
+    def _num_new_blocks(self, *, guesses: bool) -> int:
         """Blocks that the rows lack for what they would compute."""
         pool = self.state.pool
         return sum(
-            max(0, pool.blocks_for(request.num_computed + num_tokens) - len(request.blocks))
-            for request, num_tokens, _ in self._shares()
+            max(0, pool.blocks_for(self._end_of(request, num_tokens)) - len(request.blocks))
+            for request, num_tokens, _ in self._shares(guesses=guesses)
         )
 
-    def _is_room_made(self) -> tuple[bool, bool]:
+    def _is_room_made(self) -> tuple[bool, bool, bool]:
         """Drafts are given up, then blocks are taken from the running until what the others need is there, then from
-        what was loaded for those that wait. Whether there is room now, and whether blocks were short."""
-        state, is_short = self.state, False
-        while self._num_new_blocks() > len(state.pool.free):
-            if any(request.drafts for request in state.running):
+        what was loaded for those that wait. Whether there is room now, whether blocks were short, and whether there may
+        be guesses."""
+        state, is_short, guesses = self.state, False, True
+        while self._num_new_blocks(guesses=guesses) > len(state.pool.free):
+            if guesses:
+                guesses = False
                 for request in state.running:
                     request.drafts = []
                 continue
@@ -124,8 +141,8 @@ class Twin:
             if len(state.running) > 1:
                 self._preempt(policies.victim(state))
             elif not self._has_dropped_loaded(None):
-                return False, True  # what is being loaded for others must come first
-        return True, is_short
+                return False, True, False  # what is being loaded for others must come first
+        return True, is_short, guesses
 
     def _preempt(self, victim: TwinRequest) -> None:
         state = self.state
@@ -135,10 +152,10 @@ class Twin:
         if self.limits.admission == "estimate":
             state.share = policies.share_after_retract(state)
 
-    def _plan_running(self, plan: TwinPlan) -> None:
+    def _plan_running(self, plan: TwinPlan, *, guesses: bool) -> None:
         pool = self.state.pool
-        for request, num_tokens, num_drafts in self._shares():
-            num_blocks = pool.blocks_for(request.num_computed + num_tokens)
+        for request, num_tokens, num_drafts in self._shares(guesses=guesses):
+            num_blocks = pool.blocks_for(self._end_of(request, num_tokens))
             grown = pool.take(max(0, num_blocks - len(request.blocks)))
             request.blocks = request.blocks + grown
             plan.grown += [(request.key, block) for block in grown]
@@ -147,12 +164,20 @@ class Twin:
     def _run(self, plan: TwinPlan, request: TwinRequest, num_tokens: int, num_drafts: int = 0) -> None:
         samples = num_tokens - num_drafts == request.num_missing
         drafts = tuple(request.drafts[:num_drafts])
-        plan.rows.append(TwinRow(request.key, request.num_computed, num_tokens, samples, drafts))
-        request.num_computed += num_tokens
+        if not self.limits.max_drafts:
+            plan.rows.append(TwinRow(request.key, request.num_computed, num_tokens, samples, drafts))
+            request.num_drafts_in_flight = num_drafts
+        elif num_drafts or sum(request.allowances):
+            end = min(len(request.blocks) * self.limits.block_size, request.last_place)
+            plan.rows.append(TwinRow(request.key, request.num_computed, 1, samples, (), num_drafts, end))
+            plan.num_guesses += num_drafts
+        else:
+            plan.rows.append(TwinRow(request.key, request.num_computed, num_tokens, samples))
+        if samples:
+            request.allowances.append(num_drafts if self.limits.max_drafts else 0)
+        request.num_computed += num_tokens - num_drafts
         request.num_pending += samples
-        request.num_drafts_in_flight = num_drafts
         request.drafts = []
-        self.state.num_drafts += num_drafts
 
     # Rows that are new
 
@@ -160,7 +185,7 @@ class Twin:
         """One after the other, until budget, rows, blocks or the message's room are used up."""
         state = self.state
         while state.num_free_rows:
-            budget = self.limits.max_num_batched_tokens - sum(row.num_tokens for row in plan.rows)
+            budget = self.limits.max_num_batched_tokens - sum(row.num_tokens for row in plan.rows) - plan.num_guesses
             request = policies.next_to_admit(state)
             if request is None or not budget or not self._fits_in_message(plan, request):
                 return

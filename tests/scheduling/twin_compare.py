@@ -11,7 +11,7 @@ import numpy as np
 from callboard.mailbox.messages.requests import Finish
 from callboard.mailbox.messages.steps import StepPlan
 from callboard.scheduling.scheduler import Scheduler
-from callboard.tests.scheduling.fake_rows import drafts_of, ints
+from callboard.tests.scheduling.fake_rows import drafts_of, guesses_of, ints
 from callboard.tests.scheduling.twin import Twin
 from callboard.tests.scheduling.twin_plan import TwinNewRow, TwinPlan, TwinRow
 from callboard.tests.scheduling.twin_request import FOR_INPUT, Key, TwinEnd
@@ -45,9 +45,10 @@ class PlanReader:
             ints(plan.num_tokens),
             np.frombuffer(plan.samples, np.bool_).tolist(),
             drafts_of(plan),
+            guesses_of(plan),
         )
-        for run, start, count, samples, drafts in zip(*columns, strict=True):
-            read.rows.append(TwinRow(self._key_of_run[run], start, count, samples, tuple(drafts)))
+        for run, start, count, samples, drafts, (most, end) in zip(*columns, strict=True):
+            read.rows.append(TwinRow(self._key_of_run[run], start, count, samples, tuple(drafts), most, end))
         return read
 
     def runs(self, plan: StepPlan) -> list[tuple[Key, int]]:

@@ -180,6 +180,8 @@ def _keep_drafts(state: TwinState, event: Drafts) -> None:
         request = state.request_of_run.get(run)
         if request is None or position != len(request.tokens) or request.admit.grammar_key:
             continue
+        if state.limits.max_drafts:
+            continue
         if not request.num_pending and request.num_missing == 1:
             room = request.max_total - len(request.tokens) - 1
             request.drafts = drafts[:room]
@@ -206,10 +208,12 @@ def _take_result(state: TwinState, result: StepResult) -> None:
     requests = state.in_flight.popleft()
     if result.outcome is StepOutcome.FAILED:
         fail_step(state, requests)
-    for (run, sampled), position in zip(sampled_of(result), ints(result.positions), strict=True):
+    drafted = ints(result.num_drafted) or [None] * (len(result.runs) // 8)
+    rows = zip(sampled_of(result), ints(result.positions), drafted, strict=True)
+    for (run, sampled), position, num_drafted in rows:
         request = state.request_of_run.get(run)
         if request is not None and sampled:
-            _append(state, request, sampled)
+            _append(state, request, sampled, num_drafted)
         elif request is not None:
             _plan_again(state, request, position)
 
@@ -219,16 +223,20 @@ def _plan_again(state: TwinState, request: TwinRequest, position: int) -> None:
     would come have none either, and say nothing new."""
     if position == len(request.tokens):
         request.num_computed, request.num_pending, request.num_drafts_in_flight = position - 1, 0, 0
+        request.allowances = []
         state.num_late += 1
 
 
-def _append(state: TwinState, request: TwinRequest, sampled: list[int]) -> None:
+def _append(state: TwinState, request: TwinRequest, sampled: list[int], num_drafted: int | None) -> None:
     """Each token may be the last; drafts that were not accepted were never computed."""
     num_accepted = len(sampled) - 1
     state.num_accepted += num_accepted
+    state.num_drafts += request.num_drafts_in_flight if num_drafted is None else num_drafted
     request.num_pending -= 1
-    request.num_computed -= request.num_drafts_in_flight - num_accepted
+    request.num_computed = min(request.num_computed + num_accepted, request.last_place)
     request.num_drafts_in_flight = 0
+    num_allowed = request.allowances.pop(0)
+    assert num_drafted is None or num_accepted <= num_drafted <= num_allowed
     request.drafts = []
     request.num_deaths = 0
     acquit(state, request.key)

@@ -9,13 +9,16 @@ from callboard.tests.scheduling.twin_request import Key
 
 
 class TwinRow(NamedTuple):
-    """A row that computes: positions start .. start + num_tokens - 1, of which the last ones are drafts."""
+    """A row that computes: positions start .. start + num_tokens - 1, of which the last ones are drafts. If the worker
+    guesses: from where it stands, start or behind it, a token and up to `max_drafts` more, none at `draft_end`."""
 
     key: Key
     start: int
     num_tokens: int
     samples: bool
     drafts: tuple[int, ...] = ()
+    max_drafts: int = -1
+    draft_end: int = 0
 
 
 class TwinNewRow(NamedTuple):
@@ -36,6 +39,8 @@ class TwinPlan:
     grown: list[tuple[Key, int]] = field(default_factory=list)
     """(request, block appended to its table)"""
     is_fresh: bool = False
+    num_guesses: int = field(default=0, compare=False)
+    """Tokens of the budget that are kept for what the worker guesses."""
 
     def lines(self) -> list[str]:
         """For people, and for comparison."""
@@ -50,6 +55,7 @@ class TwinPlan:
                 f"run  {row.key} positions {row.start}..{row.start + row.num_tokens - 1}"
                 + (" samples" if row.samples else "")
                 + (f" drafts {list(row.drafts)}" if row.drafts else "")
+                + (f" up to {row.max_drafts} guesses before {row.draft_end}" if row.max_drafts >= 0 else "")
                 for row in self.rows
             ),
         ]

@@ -68,12 +68,14 @@ class TwinRequest:
         self.num_loaded = 0
         """Of a waiting one: positions that its blocks hold, for they were loaded."""
         self.num_computed = 0
-        """Positions that plans cover, drafts included."""
+        """Positions that plans cover, drafts not counted."""
         self.num_pending = 0
         """Plans in flight that yield tokens of it."""
         self.drafts: list[int] = []
         """Guesses at what comes behind the known tokens."""
         self.num_drafts_in_flight = 0
+        self.allowances: list[int] = []
+        """Of each plan in flight that yields tokens of it, how many drafts the worker may guess."""
         self.num_remote_tokens = admit.num_remote_tokens
         self.transfer: object = None
         self.num_cached_tokens: int | None = None
@@ -122,6 +124,18 @@ class TwinRequest:
         return len(self.tokens) + self.num_pending < self.max_total and not self.num_drafts_in_flight
 
     @property
+    def num_guesses(self) -> int:
+        """Drafts that the worker may guess next: behind the last known token, with room for one token more."""
+        if not self.limits.max_drafts or self.num_missing != 1 or self.admit.grammar_key:
+            return 0
+        return min(self.limits.max_drafts, self.max_total - len(self.tokens) - self.num_pending - 1)
+
+    @property
+    def last_place(self) -> int:
+        """Where it ends: the last token is not computed."""
+        return self.max_total - 1
+
+    @property
     def gathers(self) -> bool:
         """Each position of the prompt must be computed, for its log-probabilities were asked for."""
         return not self.has_told_prompt
@@ -137,6 +151,7 @@ class TwinRequest:
         """Nothing is computed or loaded, nothing that was planned counts."""
         self.blocks = []
         self.num_computed = self.num_pending = self.num_drafts_in_flight = 0
+        self.allowances = []
         self.num_labelled = self.num_loaded = 0
         self.drafts = []
 

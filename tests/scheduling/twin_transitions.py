@@ -49,6 +49,7 @@ def choose_limits(choices: Choices) -> SchedulerLimits:
         admission=one_of(choices, rules),
         fair_aging_tokens_per_s=one_of(choices, [1000, 10**9, 0]),
         fair_aging_max_tokens=one_of(choices, [20_000, 10]),
+        max_drafts=one_of(choices, [0, 0, 1, 3]),
     )
 
 

@@ -227,8 +227,20 @@ KINDS = {
         ('"scheduler"', '"scheduler", "proposer"', ['actor "proposer"', "proposer is not supported yet"]),
         ('actors = ["worker"]', 'actors = ["worker*2"]', ["2 workers", "one worker, more are not supported yet"]),
         ('"scheduler"', '"scheduler", "grammar*2"', ["2 grammar actors", "at most one"]),
-        ("[server]", "[speculative]◀\nmethod = 'ngram'\n[server]", ["[speculative]", "not supported yet"]),
         ("max_model_len = 2048", "load = 'dummy'◀", ['load = "dummy"', "write dummy: before the source"]),
+    ],
+    "drafts": [
+        ("[server]", "[speculative]\nmethod = 'ngrams'◀\n[server]", ['method = "ngrams"', '"ngram", "suffix"']),
+        (
+            "[server]",
+            "[speculative]\nmethod = 'ngram'\nmin_ngram = 20◀\n[server]",
+            ["min_ngram = 20", "at most max_ngram = 16"],
+        ),
+        (
+            "[server]",
+            "[speculative]\nmethod = 'ngram'\nmax_tokens = 65◀\n[server]",
+            ["max_tokens = 65", "64"],
+        ),
     ],
     "host that is no host": [
         ("port = 0", 'host = ""◀', ["[server]", 'host = ""', "a host name or an address"]),
