@@ -136,9 +136,7 @@ def measure(batch: int, *, knee: int, chance: float, num_steps: int) -> Speed:
         tokens_a_second(batch, k, is_automatic=False, knee=knee, chance=chance, num_steps=num_steps)
         for k in range(MAX_DRAFTS + 1)
     ]
-    automatic = tokens_a_second(
-        batch, MAX_DRAFTS, is_automatic=True, knee=knee, chance=chance, num_steps=num_steps
-    )
+    automatic = tokens_a_second(batch, MAX_DRAFTS, is_automatic=True, knee=knee, chance=chance, num_steps=num_steps)
     return Speed(fixed, automatic)
 
 

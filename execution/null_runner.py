@@ -31,7 +31,7 @@ from .prepare_inputs import StepInputs, prepare_inputs
 from .prompt_pieces import find_prompt_pieces
 from .sampler import Sampled
 from .token_masks import MaskReader, MaskSource, TokenMasks
-from .yields import NO_YIELDS, take_yields
+from .yields import NO_YIELDS, result_of, take_yields
 
 _NEVER = -1
 
@@ -171,14 +171,7 @@ class NullRunner:
                 self._next_start[inputs.sample_rows] = self.batch.num_known[inputs.sample_rows] - 1
             if masks is not None:
                 self._note_late(inputs.sample_rows[masks.is_late], inputs.sample_positions[masks.is_late])
-        return StepResult(
-            epoch=plan.epoch,
-            step=plan.step,
-            start_ns=start_ns,
-            end_ns=time.monotonic_ns(),
-            prompt_logprobs=self._prompt_logprobs(inputs) if inputs.rows.size else None,
-            **yields,
-        )
+        return result_of(plan, yields, start_ns, self._prompt_logprobs(inputs) if inputs.rows.size else None)
 
     def _note_late(self, rows: Int32s, positions: Int32s) -> None:
         """They compute their last token once more; later steps in flight may go on with one that nobody knows."""

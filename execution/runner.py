@@ -15,7 +15,7 @@ from .prepare_inputs import StepInputs, prepare_inputs
 from .prompt_pieces import find_prompt_pieces
 from .token_masks import MaskReader, MaskSource, TokenMasks
 from .warm_up import warm_up_plans
-from .yields import NO_YIELDS, take_yields
+from .yields import NO_YIELDS, result_of, take_yields
 
 
 class ModelRunner:
@@ -76,14 +76,7 @@ class ModelRunner:
                 masks = None if take_masks is None else take_masks()
                 sampled = self.sampler.sample(hidden, inputs, masks)
                 yields = take_yields(self.batch, inputs, sampled, None if masks is None else masks.is_late)
-        return StepResult(
-            epoch=plan.epoch,
-            step=plan.step,
-            start_ns=start_ns,
-            end_ns=time.monotonic_ns(),
-            prompt_logprobs=of_prompts,
-            **yields,
-        )
+        return result_of(plan, yields, start_ns, of_prompts)
 
     def warm_up(self) -> None:
         """Run small steps of every kind, so that the first request does not pay for first calls. The batch is left

@@ -6,38 +6,83 @@ nobody. Nor is what a constrained row draws without its mask: it yields no token
 
 from __future__ import annotations
 
+import time
+from typing import NamedTuple
+
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ..mailbox.messages.steps import PromptLogprobs, StepPlan, StepResult
 from ..speculative.acceptance import count_coupled, first_places
 from .input_batch import InputBatch, Int32s
 from .prepare_inputs import StepInputs
 from .sampler import Sampled
 
 Bools = NDArray[np.bool_]
-NO_YIELDS = {"runs": b"", "positions": b"", "token_ids": b""}
-"""The fields of a result without rows."""
 
 
-def take_yields(
-    batch: InputBatch, inputs: StepInputs, sampled: Sampled, is_late: Bools | None = None
-) -> dict[str, bytes]:
-    """Write the tokens that count into the batch; returns the fields of `StepResult` about them, log-probabilities
-    included. sampled: of the k places that were drawn for; is_late: bool [k], those of constrained rows without a mask.
-    Such a row has a token in the batch all the same: plans that were made before this result count on one."""
+class Yields(NamedTuple):
+    """The fields of `StepResult` about tokens, of the r rows of a step that sample."""
+
+    runs: bytes
+    positions: bytes
+    token_ids: bytes
+    num_sampled: bytes
+    num_drafted: bytes
+    logprobs: dict[str, bytes]
+    """Those about log-probabilities; empty if no row asks."""
+
+
+NO_YIELDS = Yields(b"", b"", b"", b"", b"", {})
+"""Of a step in which no row samples."""
+
+
+def take_yields(batch: InputBatch, inputs: StepInputs, sampled: Sampled, is_late: Bools | None = None) -> Yields:
+    """Write the tokens that count into the batch, and tell them. sampled: of the k places that were drawn for; is_late:
+    bool [k], those of constrained rows without a mask. Such a row has a token in the batch all the same: plans that
+    were made before this result count on one."""
     rows, positions, counts = inputs.sample_rows, inputs.sample_positions, inputs.sample_counts
     if counts is None:
         batch.write_sampled(rows, positions, sampled.token_ids)
         sampled, num_sampled = without_late_rows(sampled, is_late)
-        return _fields(inputs, sampled, num_sampled)
+        told = b"" if num_sampled is None else num_sampled.tobytes()
+        return Yields(
+            inputs.sample_runs.tobytes(), positions.tobytes(), sampled.token_ids.tobytes(), told, b"", sampled.logprobs
+        )
     taken = count_coupled(sampled.token_ids, batch.token_ids[rows, positions], counts)
     is_taken = first_places(taken, counts)
     batch.write_sampled(rows[is_taken], positions[is_taken], sampled.token_ids[is_taken])
+    firsts = np.cumsum(counts) - counts
     if is_late is not None:
         is_taken &= ~is_late
-        taken = np.where(is_late[np.cumsum(counts) - counts], np.int32(0), taken)  # they have no drafts
+        taken = np.where(is_late[firsts], np.int32(0), taken)  # they have no drafts
     sampled = _only(sampled, is_taken)
-    return _fields(inputs, sampled, taken, num_drafted=counts - np.int32(1))
+    return Yields(
+        inputs.sample_runs[firsts].tobytes(),
+        positions[firsts].tobytes(),
+        sampled.token_ids.tobytes(),
+        taken.tobytes(),
+        (counts - np.int32(1)).tobytes(),
+        sampled.logprobs,
+    )
+
+
+def result_of(plan: StepPlan, yields: Yields, start_ns: int, of_prompts: PromptLogprobs | None) -> StepResult:
+    """The result of a step that ends now and began at `start_ns`, by the monotonic clock."""
+    result = StepResult(
+        epoch=plan.epoch,
+        step=plan.step,
+        runs=yields.runs,
+        positions=yields.positions,
+        token_ids=yields.token_ids,
+        start_ns=start_ns,
+        end_ns=time.monotonic_ns(),
+        prompt_logprobs=of_prompts,
+        num_sampled=yields.num_sampled,
+        num_drafted=yields.num_drafted,
+    )
+    return msgspec.structs.replace(result, **yields.logprobs) if yields.logprobs else result
 
 
 def without_late_rows(sampled: Sampled, is_late: Bools | None) -> tuple[Sampled, Int32s | None]:
@@ -62,21 +107,3 @@ def _only(sampled: Sampled, is_kept: Bools) -> Sampled:
             "top_logprobs": np.frombuffer(fields["top_logprobs"], np.float32).reshape(rows.size, -1)[is_told].tobytes(),
         }
     return Sampled(token_ids, fields)
-
-
-def _fields(
-    inputs: StepInputs, sampled: Sampled, num_sampled: Int32s | None, num_drafted: Int32s | None = None
-) -> dict[str, bytes]:
-    """num_sampled, num_drafted: int32 [r]"""
-    counts = inputs.sample_counts
-    firsts = slice(None) if counts is None else np.cumsum(counts) - counts
-    fields = {
-        "runs": inputs.sample_runs[firsts].tobytes(),
-        "positions": inputs.sample_positions[firsts].tobytes(),
-        "token_ids": sampled.token_ids.tobytes(),
-    }
-    if num_sampled is not None:
-        fields["num_sampled"] = num_sampled.tobytes()
-    if num_drafted is not None:
-        fields["num_drafted"] = num_drafted.tobytes()
-    return fields | sampled.logprobs

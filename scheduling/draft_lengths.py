@@ -91,5 +91,4 @@ class DraftLengths:
         """[n, max_drafts]: chance that the draft in each place, and all before it, is accepted."""
         of_all = (self._all_accepted + _PRIOR) / (self._all_tried + 1.0)
         chances = (self._accepted[rows] + _LEANING * of_all) / (self._tried[rows] + _LEANING)
-        worth: npt.NDArray[np.float64] = np.cumprod(chances, axis=1)
-        return worth
+        return np.cumprod(chances, axis=1, dtype=np.float64)

@@ -44,12 +44,14 @@ def can_go_on(state: SchedulerState, rows: RowIndexes, fields: Int32s, *, drafts
     is_free: Bools = ahead == ZERO
     if not state.limits.max_drafts:
         num_expected, num_tokens = fields[PLAN_FIELD["num_expected"]], fields[PLAN_FIELD["num_tokens"]]
-        return is_free & ((arrays.num_drafts[rows] == ZERO) | (num_tokens == num_expected))
+        is_free &= (arrays.num_drafts[rows] == ZERO) | (num_tokens == num_expected)
+        return is_free
     if drafts:
         return np.ones(len(rows), np.bool_)
     num_computed, num_places = fields[PLAN_FIELD["num_computed"]], fields[PLAN_FIELD["num_places"]]
     max_total = fields[PLAN_FIELD["max_total"]]
-    return is_free | (np.minimum(num_computed + ahead + ONE, max_total - ONE) <= num_places)
+    is_free |= np.minimum(num_computed + ahead + ONE, max_total - ONE) <= num_places
+    return is_free
 
 
 def drafts_wanted(state: SchedulerState, rows: RowIndexes, fields: Int32s) -> Int32s:

@@ -122,8 +122,10 @@ class PlanBuilder:
         samples = _joined([share.samples for share in shares])
         row_bytes, run_bytes = self._arrays.bytes_of(rows)
         num_tokens = _joined([share.num_tokens for share in shares])
-        has_drafts = self._num_given_drafts > 0 or self._has_guesses
-        num_drafts = _joined([_drafts_of(share) for share in shares]) if has_drafts else None
+        num_drafts: Int32s | None = None
+        if self._num_given_drafts or self._has_guesses:
+            num_drafts = _joined([_drafts_of(share) for share in shares])
+            num_tokens = num_tokens if self._has_guesses else num_tokens + num_drafts
         requests = shares[0].requests if len(shares) == 1 else [r for share in shares for r in share.requests]
         plan = StepPlan(
             epoch=epoch,
@@ -134,7 +136,7 @@ class PlanBuilder:
             rows=row_bytes,
             runs=run_bytes,
             starts=_joined([share.starts for share in shares]).tobytes(),
-            num_tokens=(num_tokens + num_drafts if self._num_given_drafts else num_tokens).tobytes(),
+            num_tokens=num_tokens.tobytes(),
             samples=samples.tobytes(),
             block_rows=self._block_rows,
             block_ids=self._block_ids,

@@ -27,7 +27,8 @@ def count_coupled(drawn: Int32s, drafts: Int32s, counts: Int32s) -> Int32s:
     firsts = ends - counts
     if not counts.size:
         return np.zeros(0, np.int32)
-    return (np.minimum.reduceat(stops, firsts) - firsts + 1).astype(np.int32)
+    taken: Int32s = (np.minimum.reduceat(stops, firsts) - firsts + 1).astype(np.int32)
+    return taken
 
 
 def first_places(taken: Int32s, counts: Int32s) -> Bools:

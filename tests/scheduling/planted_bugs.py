@@ -171,8 +171,8 @@ BUGS = (
     PlantedBug(
         "a_row_goes_on_while_its_drafts_are_judged",
         "scheduling.drafting",
-        "return is_free & ((arrays.num_drafts[rows] == ZERO) | (num_tokens == num_expected))",
-        "return (arrays.num_drafts[rows] == ZERO) | (num_tokens == num_expected)",
+        "is_free &= (arrays.num_drafts[rows] == ZERO) | (num_tokens == num_expected)",
+        "is_free = (arrays.num_drafts[rows] == ZERO) | (num_tokens == num_expected)",
     ),
     PlantedBug(
         "transfers_begin_while_steps_in_flight_may_write_to_their_blocks",
@@ -208,8 +208,8 @@ BUGS = (
     PlantedBug(
         "somebody_goes_because_nobody_knows_where_a_row_stands",
         "scheduling.drafting",
-        "return is_free | (np.minimum(num_computed + ahead + ONE, max_total - ONE) <= num_places)",
-        "return np.ones(len(rows), np.bool_)",
+        "is_free |= np.minimum(num_computed + ahead + ONE, max_total - ONE) <= num_places",
+        "is_free |= True",
     ),
     PlantedBug(
         "a_row_that_stands_further_than_known_lacks_a_block",
