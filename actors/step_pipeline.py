@@ -9,7 +9,7 @@ from collections import deque
 from typing import NamedTuple, Protocol
 
 from ..errors import ActorFault, ProtocolViolation
-from ..execution.pending_step import EndedStep, HeldStep, PendingStep
+from ..execution.pending_step import EndedStep, HeldStep, PendingStep, ended_here
 from ..mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from ..topology.boards import MAX_ERROR_CHARS
 
@@ -85,6 +85,12 @@ class StepPipeline:
     def is_oldest_done(self) -> bool:
         """Whether `collect` would not wait. Some step is pending."""
         return self._launched[0].step.is_done()
+
+    @property
+    def is_oldest_computed_here(self) -> bool:
+        """Whether the oldest step has ended because this thread computes them: the next launch would hold its result
+        up for as long as a step takes."""
+        return bool(self._launched) and ended_here(self._launched[0].step)
 
     def collect(self) -> StepResult:
         """The oldest step's result, when it has ended. Raises ActorFault."""

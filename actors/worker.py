@@ -132,6 +132,8 @@ class WorkerActor:
                 return None  # the masks follow from the results before
             while not pipeline.go_on():
                 time.sleep(LOOK_AGAIN_S)
+        if pipeline.is_oldest_computed_here:
+            return None  # whoever waits for its tokens is not to wait for the next step too
         while pipeline.num_pending < self._pipeline_depth:
             try:
                 return call_board.receive_nowait()  # before a result that is there: the device waits for it

@@ -45,6 +45,11 @@ class EndedStep:
         return self._result
 
 
+def ended_here(step: PendingStep) -> bool:
+    """Whether the caller's thread has computed it, the rest of a held one too."""
+    return isinstance(step.rest if isinstance(step, HeldStep) else step, EndedStep)
+
+
 class HeldStep:
     """A step of which a part is launched by `go_on` only: that behind the forward pass at least."""
 
@@ -52,24 +57,25 @@ class HeldStep:
         """launch_rest: returns None while it would have to wait, and is then called again; it raises what a launch
         raises."""
         self._launch_rest = launch_rest
-        self._rest: PendingStep | None = None
+        self.rest: PendingStep | None = None
+        """Launched by `go_on`."""
 
     @property
     def is_held(self) -> bool:
         """Whether `go_on` has yet to launch the rest."""
-        return self._rest is None
+        return self.rest is None
 
     def go_on(self) -> bool:
         """Launch the rest, unless that would have to wait; whether it is launched."""
-        if self._rest is None:
-            self._rest = self._launch_rest()
-        return self._rest is not None
+        if self.rest is None:
+            self.rest = self._launch_rest()
+        return self.rest is not None
 
     def is_done(self) -> bool:
-        return self._rest is not None and self._rest.is_done()
+        return self.rest is not None and self.rest.is_done()
 
     def result(self) -> StepResult:
         while not self.go_on():
             time.sleep(LOOK_AGAIN_S)
-        assert self._rest is not None
-        return self._rest.result()
+        assert self.rest is not None
+        return self.rest.result()

@@ -13,7 +13,7 @@ import pytest
 from callboard.actors.step_pipeline import StepPipeline
 from callboard.actors.worker import EpochEnds, WorkerActor
 from callboard.errors import DeviceFault, ProtocolViolation
-from callboard.execution.pending_step import HeldStep, PendingStep
+from callboard.execution.pending_step import EndedStep, HeldStep, PendingStep
 from callboard.mailbox.messages.steps import StepOutcome, StepPlan, StepResult
 from callboard.shm_queue import (
     BoardLayout,
@@ -97,6 +97,19 @@ class FakeRunner:
 
     def clear(self) -> None:
         self.log.append("clear")
+
+
+class ComputingRunner(FakeRunner):
+    """Its steps are computed while they are launched, those that are held but for the sampling."""
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        self.log.append(f"launch {plan.step}")
+        with self.change:
+            assert self.change.wait_for(lambda: plan.step in self.ended, 60.0)
+        result = FakeStep(self, plan).result()
+        if plan.step not in self.held:
+            return EndedStep(result)
+        return HeldStep(lambda: EndedStep(result) if plan.step in self.masked else None)
 
 
 @pytest.fixture
@@ -281,6 +294,26 @@ async def test_the_worker_launches_the_next_plan_while_a_step_runs(runner, rig):
     first, second = await rig.receive(), await rig.receive()
     assert [(first.step, first.num_plans_waiting), (second.step, second.num_plans_waiting)] == [(1, 1), (2, 0)]
     rig.plans.close_stream()
+
+
+@pytest.mark.parametrize("held", [set(), {1}, {1, 2}])
+async def test_a_result_does_not_wait_for_the_step_behind_it_where_that_is_computed_by_the_worker(held):
+    runner = ComputingRunner()
+    runner.held = runner.masked = held
+    rig = Rig(runner, 2)
+    try:
+        await rig.worker.start()
+        for step in (1, 2):
+            rig.publish(plan_of(step))
+        runner.end(1)
+        result = await rig.receive()
+        assert (result.step, result.num_plans_waiting) == (1, 1)
+        await rig.wait_launched(2)
+        runner.end(2)
+        assert (await rig.receive()).step == 2
+    finally:
+        runner.end(1, 2)
+        rig.close()
 
 
 async def test_a_board_that_ends_with_steps_on_the_device(runner, rig):
