@@ -1,8 +1,8 @@
-"""Processes that check constraints (`structured_output/sandbox.py`), as their owner holds them.
+"""Processes that have constraints checked (`sandbox.py`), as their owner holds them.
 
-A check that exceeds its limits ends its process alone, and is refused; the others go on. A cheap check waits behind no
-expensive one: what takes longer than a moment gets what time is left over and gives its place in the queue away. Where
-as many slow ones run already it begins again when one of them has ended.
+A check that exceeds its limits ends a fork of its process, and is refused; the next one is made by another fork. A
+cheap check waits behind no expensive one: what takes longer than a moment gets what time is left over and gives its
+place in the queue away. Where as many slow ones run already it begins again when one of them has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from ..errors import EngineFailure, GrammarRefused
 from ..mailbox.messages.grammar import Constraint
-from ..structured_output.sandbox_messages import HEAD, Check, Checked, FromSandbox, Ready, Setup, frame
+from ..structured_output.sandbox_messages import HEAD, Check, Checked, Ended, FromSandbox, Ready, Setup, frame
 
 START_S = 300.0
 """A process that is not ready by then is given up."""
@@ -27,7 +27,7 @@ MOMENT_S = 0.25
 PATIENCE_S = 1.0
 """And so long it may go on where as many slow ones run already, before it gives its place away to begin again."""
 EXIT_S = 30.0
-"""A process that lingers so long after its output's end is ended."""
+"""A process that does not say within that time that its fork was killed is ended too."""
 _NICENESS = 15
 """Of a process from its first moment on: whoever waits for a token goes first."""
 SILENCE_S = 120.0
@@ -37,7 +37,7 @@ SILENCE_S = 120.0
 def sandbox_command() -> list[str]:
     """Starts a process that ends with this one."""
     python = [sys.executable, "-P", "-m"]
-    return [*python, "callboard.actors.parent_death", str(os.getpid()), *python, "callboard.structured_output.sandbox"]
+    return [*python, "callboard.actors.parent_death", str(os.getpid()), *python, "callboard.actors.sandbox"]
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):
@@ -45,7 +45,10 @@ class PoolStatistics(msgspec.Struct, frozen=True):
     """That run now, those that get ready included."""
     num_checks: int
     num_killed: int
-    """Processes ended by a check that exceeded its limits."""
+    """Checks that exceeded their limits."""
+
+
+_DECODER = msgspec.msgpack.Decoder(FromSandbox)
 
 
 class CompilePool:
@@ -68,7 +71,7 @@ class CompilePool:
 
     def start(self) -> None:
         """Start the processes ahead, without waiting for them."""
-        while len(self._sandboxes) + len(self._starting) < self._num_processes:
+        while len(self._sandboxes) < self._num_processes:
             self._start_another()
 
     async def check(self, constraint: Constraint) -> None:
@@ -96,16 +99,14 @@ class CompilePool:
                     if done or not self._slow_places.locked():
                         break
             except BaseException:
-                asked.cancel()
-                await self._replace(sandbox)
+                await asyncio.shield(self._give_up(sandbox, asked))
                 raise
             if done:
                 await self._finish(sandbox, asked)
                 return
             begins_again = self._slow_places.locked()
             if begins_again:  # rather than to keep the place: behind it wait cheap ones
-                asked.cancel()
-                await self._replace(sandbox)
+                await asyncio.shield(self._give_up(sandbox, asked))
             else:
                 await self._slow_places.acquire()  # at once: one is free
         if begins_again:
@@ -119,7 +120,7 @@ class CompilePool:
             self._slow_places.release()
 
     def statistics(self) -> PoolStatistics:
-        return PoolStatistics(len(self._sandboxes) + len(self._starting), self._num_checks, self._num_killed)
+        return PoolStatistics(len(self._sandboxes), self._num_checks, self._num_killed)
 
     async def close(self) -> None:
         """End all processes. No check may be under way."""
@@ -138,9 +139,19 @@ class CompilePool:
         for sandbox in self._sandboxes:
             sandbox.kill()
 
-    async def _begin(self, constraint: Constraint) -> tuple[_Sandbox, asyncio.Future[str | None]]:
+    async def _begin(self, constraint: Constraint) -> tuple[_Sandbox, asyncio.Future[Checked | Ended]]:
         sandbox = await self._take()
         return sandbox, asyncio.ensure_future(sandbox.check(constraint))
+
+    async def _give_up(self, sandbox: _Sandbox, asked: asyncio.Future[Checked | Ended]) -> None:
+        """End the check alone."""
+        sandbox.kill_check()
+        await asyncio.wait((asked,), timeout=EXIT_S)
+        if asked.done() and asked.exception() is None:
+            await self._put_back(sandbox)
+        else:
+            asked.cancel()
+            await self._replace(sandbox)
 
     async def _take(self) -> _Sandbox:
         """A process that is ready and does nothing."""
@@ -155,28 +166,31 @@ class CompilePool:
             raise found
         return found
 
-    async def _finish(self, sandbox: _Sandbox, asked: asyncio.Future[str | None]) -> None:
-        """Take the answer, and the process back if it is as good as before."""
-        is_good = False
+    async def _finish(self, sandbox: _Sandbox, asked: asyncio.Future[Checked | Ended]) -> None:
+        """Take the answer, and the process back."""
         try:
-            refusal = await asyncio.wait_for(asked, SILENCE_S)
-            is_good = not sandbox.has_low_priority and self._idle.qsize() < self._num_processes
-        except TimeoutError:
+            await asyncio.wait((asked,), timeout=SILENCE_S)
+        except BaseException:
+            await asyncio.shield(self._give_up(sandbox, asked))
+            raise
+        if not asked.done():
+            asked.cancel()
+            await self._replace(sandbox)
             self._num_killed += 1
-            refusal = f"compiling it gave no answer within {SILENCE_S:g} s"
-        except (EOFError, OSError):
-            status = await sandbox.last_status()
-            if status == -signal.SIGKILL:  # none of the limits: that says nothing about the constraint
-                raise _KilledFromOutside from None
+            raise GrammarRefused(f"compiling it gave no answer within {SILENCE_S:g} s")
+        try:
+            answer = asked.result()
+        except (EOFError, OSError):  # of the process itself: that says nothing about the constraint
+            await self._replace(sandbox)
+            raise _KilledFromOutside from None
+        await self._put_back(sandbox)
+        if isinstance(answer, Ended):
+            if answer.status == -signal.SIGKILL:  # none of the limits
+                raise _KilledFromOutside
             self._num_killed += 1
-            refusal = self._cause(status)
-        finally:
-            if is_good:
-                self._idle.put_nowait(sandbox)
-            else:
-                await self._replace(sandbox)
-        if refusal is not None:
-            raise GrammarRefused(refusal)
+            raise GrammarRefused(self._cause(answer.status))
+        if answer.refusal is not None:
+            raise GrammarRefused(answer.refusal)
 
     def _cause(self, status: int) -> str:
         if status == -signal.SIGPROF:
@@ -185,21 +199,32 @@ class CompilePool:
         return f"{memory}, or ends the compiler (exit status {status})"
 
     def _start_another(self) -> None:
-        task = asyncio.ensure_future(self._add())
+        sandbox = _Sandbox(self._command)
+        self._sandboxes.add(sandbox)
+        self._make_ready(sandbox)
+
+    async def _put_back(self, sandbox: _Sandbox) -> None:
+        """It has answered, and is kept unless there are enough of them."""
+        if self._idle.qsize() < self._num_processes:
+            self._make_ready(sandbox)
+        else:
+            await self._replace(sandbox)
+
+    def _make_ready(self, sandbox: _Sandbox) -> None:
+        """Without waiting for it."""
+        task = asyncio.ensure_future(self._add(sandbox))
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
-    async def _add(self) -> None:
-        sandbox = None
+    async def _add(self, sandbox: _Sandbox) -> None:
         try:
-            sandbox = await _Sandbox.start(self._command)
-            self._sandboxes.add(sandbox)
-            await asyncio.wait_for(sandbox.make_ready(self._setup_frame), START_S)
+            await asyncio.wait_for(sandbox.wait_ready(self._setup_frame), START_S)
             self._idle.put_nowait(sandbox)
         except (TimeoutError, EOFError, OSError) as error:
-            if sandbox is not None:
-                await self._end(sandbox)
-            if self._num_waiting:
+            await self._end(sandbox)
+            if sandbox.has_been_ready:  # so others start, too
+                self._start_another()
+            elif self._num_waiting:
                 failure = EngineFailure("no process starts that could compile the grammar")
                 failure.__cause__ = error
                 self._idle.put_nowait(failure)
@@ -219,60 +244,74 @@ class _KilledFromOutside(Exception):
 
 
 class _Sandbox:
-    """One process."""
+    """One process, and the fork of it that makes the next check."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self._pidfd: int | None = os.pidfd_open(process.pid)
-        self._decoder = msgspec.msgpack.Decoder(FromSandbox)
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._process: asyncio.subprocess.Process | None = None
+        self._pidfd: int | None = None
+        self._fork = 0
+        """Its pid; 0: there has been none."""
         self.has_low_priority = False
 
-    @staticmethod
-    async def start(command: Sequence[str]) -> _Sandbox:
+    async def wait_ready(self, setup_frame: bytes) -> None:
+        """Until it takes a check; start it if it has not been. Raises EOFError or OSError if the process ends."""
+        if self._process is None:
+            await self._start()
+            await self._send(setup_frame)
+        while not isinstance(message := await self._receive(), Ready):
+            pass  # the fork ended behind its answer
+        self._fork = message.pid
+        self.has_low_priority = False
+
+    async def _start(self) -> None:
         """Raises OSError."""
         pipe = asyncio.subprocess.PIPE
-        sandbox = _Sandbox(await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe))
+        self._process = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe)
+        self._pidfd = os.pidfd_open(self._process.pid)
         with contextlib.suppress(OSError):  # it has ended already
-            os.setpriority(os.PRIO_PROCESS, sandbox._process.pid, _NICENESS)
-        return sandbox
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
 
-    async def make_ready(self, setup_frame: bytes) -> None:
-        """Raises EOFError or OSError if the process ends."""
-        assert isinstance(await self._ask(setup_frame), Ready)
+    async def check(self, constraint: Constraint) -> Checked | Ended:
+        """It is ready. Raises EOFError or OSError if the process ends."""
+        await self._send(frame(Check(constraint)))
+        answer = await self._receive()
+        assert not isinstance(answer, Ready), "an answer comes first"
+        return answer
 
-    async def check(self, constraint: Constraint) -> str | None:
-        """The refusal, if it is one. Raises EOFError or OSError if the process ends."""
-        answer = await self._ask(frame(Check(constraint)))
-        assert isinstance(answer, Checked)
-        return answer.refusal
+    async def _send(self, message: bytes) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(message)
+        await self._process.stdin.drain()
 
-    async def _ask(self, message: bytes) -> FromSandbox:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None
-        stdin.write(message)
-        await stdin.drain()
-        (size,) = HEAD.unpack(await stdout.readexactly(HEAD.size))
-        return self._decoder.decode(await stdout.readexactly(size))
+    async def _receive(self) -> FromSandbox:
+        assert self._process is not None and self._process.stdout is not None
+        (size,) = HEAD.unpack(await self._process.stdout.readexactly(HEAD.size))
+        return _DECODER.decode(await self._process.stdout.readexactly(size))
+
+    @property
+    def has_been_ready(self) -> bool:
+        return self._fork != 0
 
     def lower_priority(self) -> None:
-        """It runs when nobody else wants the core, and leaves it at once. For good: a check like it may come again."""
+        """The check runs when nobody else wants the core, and leaves it at once."""
         self.has_low_priority = True
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
+        with contextlib.suppress(OSError):  # it has ended already
+            os.sched_setscheduler(self._fork, os.SCHED_IDLE, os.sched_param(0))
 
-    async def last_status(self) -> int:
-        """Its output has ended, so it is about to exit: its own status, not that of being killed meanwhile."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), EXIT_S)
-        return await self.end()
+    def kill_check(self) -> None:
+        """Its answer is `Ended`, unless it is on its way already."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._fork, signal.SIGKILL)
 
-    async def end(self) -> int:
-        """Kill what still runs; its exit status. Twice is once."""
+    async def end(self) -> None:
+        """Kill what still runs. Twice is once."""
         self.kill()
         if self._pidfd is not None:
             pidfd, self._pidfd = self._pidfd, None
             os.close(pidfd)
-        return await self._process.wait()
+        if self._process is not None:
+            await self._process.wait()
 
     def kill(self) -> None:
         """Nobody waits for it. Not by the process object, which would wait for the process itself and take the status

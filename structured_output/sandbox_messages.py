@@ -1,11 +1,12 @@
 """Messages between a process that checks constraints and its owner, over the process's standard input and output.
 
-| message | sender  | bound               | when the peer dies                                   |
-|---------|---------|---------------------|------------------------------------------------------|
-| Setup   | owner   | once, first         | the process ends with its standard input             |
-| Check   | owner   | one at a time       | the process ends with its standard input             |
-| Ready   | process | once, after `Setup` | another process is started                           |
-| Checked | process | one a `Check`       | the constraint is refused, another process is started |
+| message | sender  | bound                                      | when the peer dies                             |
+|---------|---------|--------------------------------------------|------------------------------------------------|
+| Setup   | owner   | once, first                                | the process ends with its standard input       |
+| Check   | owner   | one for each `Ready`                       | the process ends with its standard input       |
+| Ready   | process | after `Setup` and behind each `Check`      | another process is started                     |
+| Checked | process | at most one for each `Check`               | the check is made again, by another process    |
+| Ended   | process | at most one for each `Check`, last         | the check is made again, by another process    |
 
 A frame is a 32-bit length, little-endian, and that many bytes of msgpack.
 """
@@ -37,7 +38,8 @@ class Check(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    pass
+    pid: int
+    """Of the process that makes the next check."""
 
 
 class Checked(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -45,8 +47,15 @@ class Checked(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """A sentence for the client; None if the constraint can be had."""
 
 
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """The process that made the check has ended with no good status. Behind a `Checked` it means nothing."""
+
+    status: int
+    """Exit status; of a signal its number, negative."""
+
+
 ToSandbox = Setup | Check
-FromSandbox = Ready | Checked
+FromSandbox = Ready | Checked | Ended
 
 
 def frame(message: ToSandbox | FromSandbox) -> bytes:
@@ -56,10 +65,18 @@ def frame(message: ToSandbox | FromSandbox) -> bytes:
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """The body of the next frame; None at the end of the stream."""
-    head = stream.read(HEAD.size)
+    """The body of the next frame, and not a byte more where the stream has no buffer; None at the stream's end."""
+    head = _read(stream, HEAD.size)
     if len(head) < HEAD.size:
         return None
     (size,) = HEAD.unpack(head)
-    body = stream.read(size)
+    body = _read(stream, size)
     return body if len(body) == size else None
+
+
+def _read(stream: BinaryIO, size: int) -> bytes:
+    """So many bytes, or what comes before the end."""
+    parts = bytearray()
+    while len(parts) < size and (part := stream.read(size - len(parts))):
+        parts += part
+    return bytes(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -48,7 +49,15 @@ async def make_pool(byte_vocabulary):
 
 
 def pids_of(pool: CompilePool) -> list[int]:
-    return [sandbox._process.pid for sandbox in pool._sandboxes]
+    return [sandbox._process.pid for sandbox in pool._sandboxes if sandbox._process is not None]
+
+
+async def fork_of(pool: CompilePool) -> int:
+    """The process that makes the next check of the only sandbox, once it is there."""
+    while pool._idle.empty():
+        await asyncio.sleep(0.001)
+    (sandbox,) = pool._sandboxes
+    return sandbox._fork
 
 
 async def test_what_compiles_passes_and_what_does_not_is_refused_with_its_sentence(make_pool):
@@ -62,24 +71,39 @@ async def test_what_compiles_passes_and_what_does_not_is_refused_with_its_senten
     assert pids_of(pool) == [pid] and pool.statistics().num_killed == 0
 
 
+async def test_what_forks_has_one_thread(make_pool):
+    """Another could hold a lock, which nobody would ever give back in the fork."""
+    pool = make_pool()
+    await pool.check(CHEAP)
+    await fork_of(pool)
+    (pid,) = pids_of(pool)
+    assert len(os.listdir(f"/proc/{pid}/task")) == 1
+
+
 @pytest.mark.slow
-async def test_too_much_processor_time_ends_the_process_alone(make_pool):
+async def test_too_much_processor_time_ends_the_fork_alone(make_pool):
     pool = make_pool(processor_s=0.5)
     pool.start()
-    await pool.check(CHEAP)
+    fork = await fork_of(pool)
     (pid,) = pids_of(pool)
     with pytest.raises(GrammarRefused, match=r"more than 0\.5 s of processor time"):
         await pool.check(PROCESSOR_BOMB)
+    with pytest.raises(ProcessLookupError):
+        os.kill(fork, 0)
     await pool.check(CHEAP)
-    assert pid not in pids_of(pool) and pool.statistics().num_killed == 1
+    assert pids_of(pool) == [pid] and pool.statistics().num_killed == 1
 
 
 @pytest.mark.slow
-async def test_too_much_memory_ends_the_process_alone(make_pool):
+async def test_too_much_memory_ends_the_fork_alone(make_pool):
     pool = make_pool(memory_bytes=1 << 20)
+    pool.start()
+    await fork_of(pool)
+    (pid,) = pids_of(pool)
     with pytest.raises(GrammarRefused, match="more than 1,048,576 bytes of memory"):
         await pool.check(Constraint(ChoiceFormat(tuple(f"text number {i}" for i in range(20_000)))))
-    await make_pool().check(CHEAP)
+    await fork_of(pool)
+    assert pids_of(pool) == [pid] and pool.statistics().num_killed == 1
 
 
 BOMBS = [
@@ -134,7 +158,7 @@ async def test_a_cheap_check_does_not_wait_for_an_expensive_one(make_pool, monke
     await pool.check(CHEAP)
     assert not bomb.done()
     (slow,) = slow_ones
-    assert os.sched_getscheduler(slow._process.pid) == os.SCHED_IDLE
+    assert os.sched_getscheduler(slow._fork) == os.SCHED_IDLE
     bomb.cancel()
     await pool.check(CHEAP)
 
@@ -168,35 +192,50 @@ async def test_an_expensive_check_that_has_to_wait_is_made_in_the_end(make_pool,
     await pool.check(CHEAP)
 
 
-async def test_a_process_that_is_killed_from_outside_says_nothing_about_the_grammar(make_pool):
+@pytest.mark.parametrize("is_fork", [True, False])
+async def test_a_process_that_is_killed_from_outside_says_nothing_about_the_grammar(make_pool, is_fork):
     """As by the kernel where memory is short: another process tells what becomes of it."""
     pool = make_pool()
+    pool.start()
     for constraint, refusal in ((CHEAP, None), (schema({"uniqueItems": True}), "uniqueItems")):
-        await pool.check(CHEAP)
+        fork = await fork_of(pool)
         (pid,) = pids_of(pool)
-        os.kill(pid, signal.SIGSTOP)
+        killed = fork if is_fork else pid
+        os.kill(killed, signal.SIGSTOP)
         check = asyncio.ensure_future(pool.check(constraint))
-        while not pool._places.locked() or not pool._idle.empty():
+        while not pool._idle.empty():
             await asyncio.sleep(0)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(killed, signal.SIGKILL)
         if refusal is None:
             await check
         else:
             with pytest.raises(GrammarRefused, match=refusal):
                 await check
+        assert (pids_of(pool) == [pid]) == is_fork
+    await pool.check(CHEAP)
+    assert pool.statistics().num_killed == 0
+
+
+async def test_a_fork_that_is_killed_while_it_waits_is_no_loss(make_pool):
+    pool = make_pool()
+    pool.start()
+    os.kill(await fork_of(pool), signal.SIGKILL)
     await pool.check(CHEAP)
     assert pool.statistics().num_killed == 0
 
 
 @pytest.mark.slow
-async def test_processes_that_are_killed_again_and_again_are_no_fault_of_the_request(make_pool):
+@pytest.mark.parametrize("is_fork", [True, False])
+async def test_processes_that_are_killed_again_and_again_are_no_fault_of_the_request(make_pool, is_fork):
     pool = make_pool()
     await pool.check(CHEAP)
     check = asyncio.ensure_future(pool.check(PROCESSOR_BOMB))
     killed: set[int] = set()
     while not check.done():
-        for pid in set(pids_of(pool)) - killed:
-            os.kill(pid, signal.SIGKILL)
+        pids = {sandbox._fork for sandbox in pool._sandboxes} - {0} if is_fork else set(pids_of(pool))
+        for pid in pids - killed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
             killed.add(pid)
         await asyncio.sleep(0)
     with pytest.raises(EngineFailure):
@@ -206,18 +245,25 @@ async def test_processes_that_are_killed_again_and_again_are_no_fault_of_the_req
 
 
 @pytest.mark.slow
-async def test_who_gives_up_takes_the_process_along(make_pool):
+@pytest.mark.parametrize("moment_s", [0.05, 60.0])
+async def test_who_gives_up_takes_the_fork_along(make_pool, monkeypatch, moment_s):
+    """While its check is a slow one, and while nobody knows that."""
+    monkeypatch.setattr(compile_pool, "MOMENT_S", moment_s)
     pool = make_pool()
-    await pool.check(CHEAP)
+    pool.start()
+    fork = await fork_of(pool)
     pids = pids_of(pool)
     bomb = asyncio.ensure_future(pool.check(PROCESSOR_BOMB))
-    while pool.statistics().num_checks < 2:
+    is_slow = moment_s < 1.0
+    while not pool._idle.empty() or (is_slow and not any(sandbox.has_low_priority for sandbox in pool._sandboxes)):
         await asyncio.sleep(0)
     bomb.cancel()
     with pytest.raises(asyncio.CancelledError):
         await bomb
+    with pytest.raises(ProcessLookupError):
+        os.kill(fork, 0)
     await pool.check(CHEAP)
-    assert not set(pids) & set(pids_of(pool))
+    assert set(pids) <= set(pids_of(pool))
 
 
 async def test_a_process_that_cannot_start_is_said(make_pool):
@@ -256,7 +302,7 @@ def test_a_process_ends_with_its_owner(byte_vocabulary):
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [
-        ("structured_output.sandbox", ("torch", "tokenizers", "transformers", "xgrammar")),
+        ("actors.sandbox", ("torch", "tokenizers", "transformers", "xgrammar")),
         ("actors.cast", ("llguidance", "callboard.structured_output.llguidance_backend", "xgrammar")),
         ("cli.main", ("llguidance", "callboard.structured_output.backend")),
     ],
