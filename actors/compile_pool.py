@@ -145,7 +145,8 @@ class CompilePool:
 
     async def _give_up(self, sandbox: _Sandbox, asked: asyncio.Future[Checked | Ended]) -> None:
         """End the check alone."""
-        sandbox.kill_check()
+        if not asked.done():
+            sandbox.kill_check()
         await asyncio.wait((asked,), timeout=EXIT_S)
         if asked.done() and asked.exception() is None:
             await self._put_back(sandbox)
@@ -205,7 +206,7 @@ class CompilePool:
 
     async def _put_back(self, sandbox: _Sandbox) -> None:
         """It has answered, and is kept unless there are enough of them."""
-        if self._idle.qsize() < self._num_processes:
+        if self._idle.qsize() + len(self._starting) < self._num_processes:
             self._make_ready(sandbox)
         else:
             await self._replace(sandbox)

@@ -1,10 +1,12 @@
 """What streams under a grammar cost those beside them, and what a schema that explodes costs everybody.
 
-    python -m callboard.bench.constrained_load MODEL [--pairs 5] [--streams 16] [--tokens 128]
+    python -m callboard.bench.constrained_load MODEL [--pairs 7] [--streams 16] [--tokens 192]
 
-In turns on one server: all `--streams` streams free; half of them free, half held to a JSON schema; all free, while a
-client sends schemas that take the compiler beyond its limits, one after the other. Told are the free streams' latencies
-a token (p99 of a turn, and the ratio to the free turn before it), and the time of a mask.
+In turns on one server: all `--streams` streams free; half of them free, half held to a JSON schema; all free; all free,
+while a client sends schemas that take the compiler beyond its limits, one after the other; and again from the start,
+with a free turn at the end. Told are the free streams' latencies a token (p99 of a turn, and its ratio to the mean of
+the free turns on both sides of it, so that a machine that gets slower or faster does not count; the median of the ratio
+over all pairs), and the time of a mask.
 
 A piece of a stream may hold several tokens, more of them where the client has less of the processor: the time between
 two pieces counts once for each token, divided by their number.
@@ -47,6 +49,8 @@ LIST_SCHEMA = {
     },
 }
 """An answer to it is longer than any turn."""
+_LOADS = ("constrained", "bombs")
+"""Those that are compared with the free ones, in their order."""
 
 
 class Turn(msgspec.Struct):
@@ -57,32 +61,41 @@ class Turn(msgspec.Struct):
     num_bombs: int = 0
     """Refused with a 400."""
 
-    def p99_ms(self) -> float:
-        return float(np.percentile(self.itl_ms, 99))
+    def percentile_ms(self, percentile: float) -> float:
+        return float(np.percentile(self.itl_ms, percentile))
 
 
 class Result(msgspec.Struct):
     """All turns, and the server's own figures at the end."""
 
     turns: dict[str, list[Turn]]
+    """By load; of the free ones there is one on both sides of each other: free, constrained, free, bombs, free, ..."""
     mask_p50_us: float
     mask_p99_us: float
     num_masks: float
     num_late: float
 
-    def ratio(self, name: str) -> float:
+    def ratios(self, name: str, percentile: float = 99) -> list[float]:
+        """Ascending: of a turn's latency to the mean of the free turns on both sides of it."""
+        free = [turn.percentile_ms(percentile) for turn in self.turns["free"]]
+        offset = _LOADS.index(name)
+        pairs = zip(free[offset::2], free[offset + 1 :: 2], strict=False)
+        turns = zip(self.turns[name], pairs, strict=True)
+        return sorted(2 * turn.percentile_ms(percentile) / (before + after) for turn, (before, after) in turns)
+
+    def ratio(self, name: str, percentile: float = 99) -> float:
         """Median over the pairs, of p99 with to p99 without."""
-        pairs = zip(self.turns[name], self.turns["free"], strict=True)
-        return statistics.median(turn.p99_ms() / free.p99_ms() for turn, free in pairs)
+        return statistics.median(self.ratios(name, percentile))
 
     def lines(self) -> list[str]:
-        lines = [f"{'turn':<12} {'p50':>8} {'p99':>8}   of p99 to that of the free turn before it"]
+        lines = [f"{'turns':<15} {'p50':>9} {'p99':>9}   p50, p99 to those of the free turns beside: median (range)"]
         for name, turns in self.turns.items():
-            together = [ms for turn in turns for ms in turn.itl_ms]
-            ratios = sorted(t.p99_ms() / f.p99_ms() for t, f in zip(turns, self.turns["free"], strict=True))
-            spread = f"{self.ratio(name):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
-            p50, p99 = np.percentile(together, (50, 99))
-            lines.append(f"{name:<12} {p50:>5.1f} ms {p99:>5.1f} ms   {spread}")
+            p50, p99 = np.percentile([ms for turn in turns for ms in turn.itl_ms], (50, 99))
+            line = f"{len(turns):>2} {name:<12} {p50:>6.1f} ms {p99:>6.1f} ms"
+            for percentile in (50, 99) if name in _LOADS else ():
+                ratios = self.ratios(name, percentile)
+                line += f"   {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+            lines.append(line)
         num_bombs = sum(turn.num_bombs for turn in self.turns["bombs"])
         lines.append(
             f"mask: p50 {self.mask_p50_us:.0f} us, p99 {self.mask_p99_us:.0f} us; {self.num_masks:.0f} masks, "
@@ -103,11 +116,12 @@ async def measure(url: str, num_pairs: int, num_streams: int, num_tokens: int) -
     assert address.hostname is not None and address.port is not None
     load = _Load(address.hostname, address.port, num_tokens)
     await load.turn(num_streams // 2, num_streams // 2, has_bombs=False)  # what is met for the first time
-    turns: dict[str, list[Turn]] = {"free": [], "constrained": [], "bombs": []}
-    for _ in range(num_pairs):
+    turns: dict[str, list[Turn]] = {"free": [await load.turn(num_streams, 0, has_bombs=False)]}
+    for name in _LOADS * num_pairs:
+        num_constrained = num_streams // 2 if name == "constrained" else 0
+        turn = await load.turn(num_streams - num_constrained, num_constrained, has_bombs=name == "bombs")
+        turns.setdefault(name, []).append(turn)
         turns["free"].append(await load.turn(num_streams, 0, has_bombs=False))
-        turns["constrained"].append(await load.turn(num_streams // 2, num_streams // 2, has_bombs=False))
-        turns["bombs"].append(await load.turn(num_streams, 0, has_bombs=True))
     names = ("grammar_mask_seconds_p50", "grammar_mask_seconds_p99", "grammar_mask_seconds_count")
     p50, p99, count = [await asyncio.to_thread(read_counter, url, f"callboard:{name}") for name in names]
     num_late = await asyncio.to_thread(read_counter, url, "callboard:late_grammar_masks_total")
@@ -193,9 +207,9 @@ def run(model: str, settings: Sequence[str], num_pairs: int, num_streams: int, n
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model")
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--set", action="append", default=[], metavar="section.key=value")
     arguments = parser.parse_args()
     print(describe_machine())
