@@ -70,5 +70,5 @@ class GrammarBackend(Protocol):
     """Compiles constraints for one vocabulary."""
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
-        """May take long and much memory: see `sandbox.py`. Raises GrammarRefused, with a sentence for the client."""
+        """May take long and much memory: see `actors/sandbox.py`. Raises GrammarRefused, a sentence for the client."""
         ...
