@@ -8,17 +8,15 @@ place in the queue away. Where as many slow ones run already it begins again whe
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
-import sys
 from collections.abc import Sequence
 
 import msgspec
 
 from ..errors import EngineFailure, GrammarRefused
 from ..mailbox.messages.grammar import Constraint
-from ..structured_output.sandbox_messages import HEAD, Check, Checked, Ended, FromSandbox, Ready, Setup, frame
+from ..structured_output.sandbox_messages import Checked, Ended, Setup, frame
+from .sandbox_process import SandboxProcess, sandbox_command
 
 START_S = 300.0
 """A process that is not ready by then is given up."""
@@ -28,16 +26,8 @@ PATIENCE_S = 1.0
 """And so long it may go on where as many slow ones run already, before it gives its place away to begin again."""
 EXIT_S = 30.0
 """A process that does not say within that time that its fork was killed is ended too."""
-_NICENESS = 15
-"""Of a process from its first moment on: whoever waits for a token goes first."""
 SILENCE_S = 120.0
-"""A process that does not run at all (stopped, or the machine starves) is ended after so long."""
-
-
-def sandbox_command() -> list[str]:
-    """Starts a process that ends with this one."""
-    python = [sys.executable, "-P", "-m"]
-    return [*python, "callboard.actors.parent_death", str(os.getpid()), *python, "callboard.actors.sandbox"]
+"""A check is ended after so long, though it has not used up its time: no core was left over."""
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):
@@ -46,9 +36,6 @@ class PoolStatistics(msgspec.Struct, frozen=True):
     num_checks: int
     num_killed: int
     """Checks that exceeded their limits."""
-
-
-_DECODER = msgspec.msgpack.Decoder(FromSandbox)
 
 
 class CompilePool:
@@ -61,8 +48,8 @@ class CompilePool:
         self._num_processes = num_processes
         self._places = asyncio.Semaphore(num_processes)
         self._slow_places = asyncio.Semaphore(num_processes)
-        self._idle: asyncio.Queue[_Sandbox | EngineFailure] = asyncio.Queue()
-        self._sandboxes: set[_Sandbox] = set()
+        self._idle: asyncio.Queue[SandboxProcess | EngineFailure] = asyncio.Queue()
+        self._sandboxes: set[SandboxProcess] = set()
         self._starting: set[asyncio.Task[None]] = set()
         self._num_waiting = 0
         self._num_checks = 0
@@ -115,7 +102,11 @@ class CompilePool:
             if begins_again:
                 sandbox, asked = await self._begin(constraint)
             sandbox.lower_priority()
-            await self._finish(sandbox, asked)
+            yielding = asyncio.ensure_future(sandbox.yield_to_others())
+            try:
+                await self._finish(sandbox, asked)
+            finally:
+                yielding.cancel()
         finally:
             self._slow_places.release()
 
@@ -139,11 +130,11 @@ class CompilePool:
         for sandbox in self._sandboxes:
             sandbox.kill()
 
-    async def _begin(self, constraint: Constraint) -> tuple[_Sandbox, asyncio.Future[Checked | Ended]]:
+    async def _begin(self, constraint: Constraint) -> tuple[SandboxProcess, asyncio.Future[Checked | Ended]]:
         sandbox = await self._take()
         return sandbox, asyncio.ensure_future(sandbox.check(constraint))
 
-    async def _give_up(self, sandbox: _Sandbox, asked: asyncio.Future[Checked | Ended]) -> None:
+    async def _give_up(self, sandbox: SandboxProcess, asked: asyncio.Future[Checked | Ended]) -> None:
         """End the check alone."""
         if not asked.done():
             sandbox.kill_check()
@@ -154,7 +145,7 @@ class CompilePool:
             asked.cancel()
             await self._replace(sandbox)
 
-    async def _take(self) -> _Sandbox:
+    async def _take(self) -> SandboxProcess:
         """A process that is ready and does nothing."""
         if self._idle.empty() and len(self._starting) <= self._num_waiting:
             self._start_another()
@@ -167,7 +158,7 @@ class CompilePool:
             raise found
         return found
 
-    async def _finish(self, sandbox: _Sandbox, asked: asyncio.Future[Checked | Ended]) -> None:
+    async def _finish(self, sandbox: SandboxProcess, asked: asyncio.Future[Checked | Ended]) -> None:
         """Take the answer, and the process back."""
         try:
             await asyncio.wait((asked,), timeout=SILENCE_S)
@@ -178,7 +169,7 @@ class CompilePool:
             asked.cancel()
             await self._replace(sandbox)
             self._num_killed += 1
-            raise GrammarRefused(f"compiling it gave no answer within {SILENCE_S:g} s")
+            raise GrammarRefused(f"compiling it gave no answer within {SILENCE_S:g} s, for others use the processor")
         try:
             answer = asked.result()
         except (EOFError, OSError):  # of the process itself: that says nothing about the constraint
@@ -200,24 +191,24 @@ class CompilePool:
         return f"{memory}, or ends the compiler (exit status {status})"
 
     def _start_another(self) -> None:
-        sandbox = _Sandbox(self._command)
+        sandbox = SandboxProcess(self._command)
         self._sandboxes.add(sandbox)
         self._make_ready(sandbox)
 
-    async def _put_back(self, sandbox: _Sandbox) -> None:
+    async def _put_back(self, sandbox: SandboxProcess) -> None:
         """It has answered, and is kept unless there are enough of them."""
         if self._idle.qsize() + len(self._starting) < self._num_processes:
             self._make_ready(sandbox)
         else:
             await self._replace(sandbox)
 
-    def _make_ready(self, sandbox: _Sandbox) -> None:
+    def _make_ready(self, sandbox: SandboxProcess) -> None:
         """Without waiting for it."""
         task = asyncio.ensure_future(self._add(sandbox))
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
-    async def _add(self, sandbox: _Sandbox) -> None:
+    async def _add(self, sandbox: SandboxProcess) -> None:
         try:
             await asyncio.wait_for(sandbox.wait_ready(self._setup_frame), START_S)
             self._idle.put_nowait(sandbox)
@@ -230,93 +221,15 @@ class CompilePool:
                 failure.__cause__ = error
                 self._idle.put_nowait(failure)
 
-    async def _replace(self, sandbox: _Sandbox) -> None:
+    async def _replace(self, sandbox: SandboxProcess) -> None:
         await asyncio.shield(self._end(sandbox))
         if not self._is_closed:
             self.start()
 
-    async def _end(self, sandbox: _Sandbox) -> None:
+    async def _end(self, sandbox: SandboxProcess) -> None:
         self._sandboxes.discard(sandbox)
         await sandbox.end()
 
 
 class _KilledFromOutside(Exception):
     """Somebody sent a process SIGKILL."""
-
-
-class _Sandbox:
-    """One process, and the fork of it that makes the next check."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = command
-        self._process: asyncio.subprocess.Process | None = None
-        self._pidfd: int | None = None
-        self._fork = 0
-        """Its pid; 0: there has been none."""
-        self.has_low_priority = False
-
-    async def wait_ready(self, setup_frame: bytes) -> None:
-        """Until it takes a check; start it if it has not been. Raises EOFError or OSError if the process ends."""
-        if self._process is None:
-            await self._start()
-            await self._send(setup_frame)
-        while not isinstance(message := await self._receive(), Ready):
-            pass  # the fork ended behind its answer
-        self._fork = message.pid
-        self.has_low_priority = False
-
-    async def _start(self) -> None:
-        """Raises OSError."""
-        pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(*self._command, stdin=pipe, stdout=pipe)
-        self._pidfd = os.pidfd_open(self._process.pid)
-        with contextlib.suppress(OSError):  # it has ended already
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
-
-    async def check(self, constraint: Constraint) -> Checked | Ended:
-        """It is ready. Raises EOFError or OSError if the process ends."""
-        await self._send(frame(Check(constraint)))
-        answer = await self._receive()
-        assert not isinstance(answer, Ready), "an answer comes first"
-        return answer
-
-    async def _send(self, message: bytes) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(message)
-        await self._process.stdin.drain()
-
-    async def _receive(self) -> FromSandbox:
-        assert self._process is not None and self._process.stdout is not None
-        (size,) = HEAD.unpack(await self._process.stdout.readexactly(HEAD.size))
-        return _DECODER.decode(await self._process.stdout.readexactly(size))
-
-    @property
-    def has_been_ready(self) -> bool:
-        return self._fork != 0
-
-    def lower_priority(self) -> None:
-        """The check runs when nobody else wants the core, and leaves it at once."""
-        self.has_low_priority = True
-        with contextlib.suppress(OSError):  # it has ended already
-            os.sched_setscheduler(self._fork, os.SCHED_IDLE, os.sched_param(0))
-
-    def kill_check(self) -> None:
-        """Its answer is `Ended`, unless it is on its way already."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._fork, signal.SIGKILL)
-
-    async def end(self) -> None:
-        """Kill what still runs. Twice is once."""
-        self.kill()
-        if self._pidfd is not None:
-            pidfd, self._pidfd = self._pidfd, None
-            os.close(pidfd)
-        if self._process is not None:
-            await self._process.wait()
-
-    def kill(self) -> None:
-        """Nobody waits for it. Not by the process object, which would wait for the process itself and take the status
-        away from the loop."""
-        if self._pidfd is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

@@ -12,8 +12,9 @@ import sys
 
 import pytest
 
-from callboard.actors import compile_pool
-from callboard.actors.compile_pool import CompilePool, sandbox_command
+from callboard.actors import compile_pool, sandbox_process
+from callboard.actors.compile_pool import CompilePool
+from callboard.actors.sandbox_process import sandbox_command
 from callboard.errors import EngineFailure, GrammarRefused
 from callboard.mailbox.messages.grammar import ChoiceFormat, Constraint, GrammarFormat, JsonFormat, RegexFormat
 from callboard.structured_output.sandbox_messages import Check, Setup, frame, read_frame
@@ -50,6 +51,12 @@ async def make_pool(byte_vocabulary):
 
 def pids_of(pool: CompilePool) -> list[int]:
     return [sandbox._process.pid for sandbox in pool._sandboxes if sandbox._process is not None]
+
+
+def state_of(pid: int) -> str:
+    """R, S, T (stopped), Z, ..."""
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
 
 
 async def fork_of(pool: CompilePool) -> int:
@@ -161,6 +168,56 @@ async def test_a_cheap_check_does_not_wait_for_an_expensive_one(make_pool, monke
     assert os.sched_getscheduler(slow._fork) == os.SCHED_IDLE
     bomb.cancel()
     await pool.check(CHEAP)
+
+
+@pytest.mark.slow
+async def test_a_slow_check_rests_while_it_has_no_core_to_itself(make_pool, monkeypatch):
+    """As many others run as there are cores: it does next to nothing, and ends when they have."""
+    monkeypatch.setattr(compile_pool, "MOMENT_S", 0.01)
+    pool = make_pool(processor_s=1.0)
+    pool.start()
+    fork = await fork_of(pool)
+    code = "print(flush=True)\nwhile True: pass"
+    others = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.PIPE)
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]
+    try:
+        for other in others:
+            await other.stdout.readline()
+        bomb = asyncio.ensure_future(pool.check(PROCESSOR_BOMB))
+        async with asyncio.timeout(60):
+            for _ in range(2):
+                while state_of(fork) != "T":
+                    await asyncio.sleep(0.001)
+                while state_of(fork) == "T":
+                    await asyncio.sleep(0.001)
+        assert not bomb.done()
+    finally:
+        for other in others:
+            other.kill()
+            await other.wait()
+    with pytest.raises(GrammarRefused, match="processor time"):
+        await bomb
+
+
+@pytest.mark.slow
+async def test_a_slow_check_that_rests_is_given_up_at_once(make_pool, monkeypatch):
+    monkeypatch.setattr(compile_pool, "MOMENT_S", 0.01)
+    monkeypatch.setattr(sandbox_process, "REST_S", 600.0)
+    pool = make_pool()
+    pool.start()
+    fork = await fork_of(pool)
+    monkeypatch.setattr(sandbox_process, "_processor_s", lambda pid: 0.0)
+    bomb = asyncio.ensure_future(pool.check(PROCESSOR_BOMB))
+    while state_of(fork) != "T":
+        await asyncio.sleep(0.001)
+    bomb.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await bomb
+    await pool.check(CHEAP)
+    with pytest.raises(ProcessLookupError):
+        os.kill(fork, 0)
 
 
 @pytest.mark.slow
@@ -285,7 +342,7 @@ def test_a_process_ends_with_its_owner(byte_vocabulary):
     """The owner is killed; what is left of it is the pipe's end."""
     source = (
         "import subprocess, sys, time\n"
-        "from callboard.actors.compile_pool import sandbox_command\n"
+        "from callboard.actors.sandbox_process import sandbox_command\n"
         "child = subprocess.Popen(sandbox_command(), stdin=0, stdout=1)\n"
         "time.sleep(600)\n"
     )
