@@ -1,7 +1,7 @@
 """A process of the compile pool as its owner sees it: `sandbox.py` is the other side.
 
-It is asked one thing at a time. Its fork makes the check; the owner sees to it that a slow one runs while a core is left
-over, and rests otherwise.
+It is asked one thing at a time. Its fork makes the check; the owner sees to it that a slow one runs while a core is
+left over, and rests otherwise.
 """
 
 from __future__ import annotations
