@@ -27,7 +27,7 @@ PATIENCE_S = 1.0
 EXIT_S = 30.0
 """A process that does not say within that time that its fork was killed is ended too."""
 SILENCE_S = 120.0
-"""A check is ended after so long, though it has not used up its time: no core was left over."""
+"""A check that gets no processor time at all for so long is ended: it was stopped, or the machine starves."""
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):
@@ -161,7 +161,10 @@ class CompilePool:
     async def _finish(self, sandbox: SandboxProcess, asked: asyncio.Future[Checked | Ended]) -> None:
         """Take the answer, and the process back."""
         try:
-            await asyncio.wait((asked,), timeout=SILENCE_S)
+            used_s = -1.0
+            while not asked.done() and (now_s := sandbox.check_processor_s()) > used_s:
+                used_s = now_s
+                await asyncio.wait((asked,), timeout=SILENCE_S)
         except BaseException:
             await asyncio.shield(self._give_up(sandbox, asked))
             raise
@@ -169,7 +172,7 @@ class CompilePool:
             asked.cancel()
             await self._replace(sandbox)
             self._num_killed += 1
-            raise GrammarRefused(f"compiling it gave no answer within {SILENCE_S:g} s, for others use the processor")
+            raise GrammarRefused(f"compiling it got no processor time for {SILENCE_S:g} s")
         try:
             answer = asked.result()
         except (EOFError, OSError):  # of the process itself: that says nothing about the constraint

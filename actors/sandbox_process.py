@@ -108,6 +108,12 @@ class SandboxProcess:
             finally:
                 os.kill(fork, signal.SIGCONT)
 
+    def check_processor_s(self) -> float:
+        """Processor time that the check has taken so far; 0.0 if it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            return _processor_s(self._fork)
+        return 0.0
+
     def kill_check(self) -> None:
         """Its answer is `Ended`, unless it is on its way already."""
         with contextlib.suppress(ProcessLookupError):

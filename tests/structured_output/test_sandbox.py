@@ -228,6 +228,26 @@ async def test_a_slow_check_that_rests_is_given_up_at_once(make_pool, monkeypatc
 
 
 @pytest.mark.slow
+async def test_a_check_that_makes_progress_may_take_as_long_as_it_wants(make_pool, monkeypatch):
+    monkeypatch.setattr(compile_pool, "SILENCE_S", 1.0)
+    with pytest.raises(GrammarRefused, match=r"more than 2\.5 s of processor time"):
+        await make_pool(processor_s=2.5).check(PROCESSOR_BOMB)
+
+
+@pytest.mark.slow
+async def test_a_check_that_makes_none_is_ended(make_pool, monkeypatch):
+    monkeypatch.setattr(compile_pool, "MOMENT_S", 0.01)
+    monkeypatch.setattr(compile_pool, "SILENCE_S", 0.1)
+    monkeypatch.setattr(sandbox_process, "REST_S", 600.0)
+    pool = make_pool()
+    pool.start()
+    await fork_of(pool)
+    monkeypatch.setattr(sandbox_process, "_processor_s", lambda pid: 0.0)
+    with pytest.raises(GrammarRefused, match="no processor time for"):
+        await pool.check(PROCESSOR_BOMB)
+
+
+@pytest.mark.slow
 async def test_a_cheap_check_does_not_wait_for_many_expensive_ones(make_pool, monkeypatch):
     """More than may be slow at once."""
     monkeypatch.setattr(compile_pool, "MOMENT_S", 0.05)
