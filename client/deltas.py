@@ -11,6 +11,13 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """Drafts that were verified: those that were accepted, and those that were not."""
+
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+
 class ClientUsage(msgspec.Struct, frozen=True):
     """Token counts of one request."""
 
@@ -18,6 +25,8 @@ class ClientUsage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
+    """None: there were no drafts."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ class Drafter:
         if plan.removed_rows:
             self.proposer.forget(np.frombuffer(plan.removed_rows, np.int32))
         for new in plan.new_rows:
-            self.proposer.follow(new.row, len(new.token_ids) // 4, None)
+            self.proposer.follow(new.row, len(new.token_ids) // 4, new.sharing_key or None)
 
     def clear(self) -> None:
         """All rows will be forgotten."""

@@ -45,7 +45,7 @@ class LedgerBook:
         self._clock = WaitClock()
         self._live: dict[RequestKey, LiveLedger] = {}
         self._ended = EndedLedgers(limits.max_ledgers)
-        self._drafts = DraftCounts(limits.max_num_seqs)
+        self.drafts = DraftCounts(limits.max_num_seqs)
         self._line: list[tuple[int, int, LiveLedger]] = []
         """A heap of (coming, line entry, ledger); stale where the ledger has another entry by now."""
         self._num_in_line = 0
@@ -111,7 +111,7 @@ class LedgerBook:
 
     def count_drafts(self, rows: RowIndexes, num_drafts: Int32s, num_accepted: Int32s) -> None:
         """int32 [n] each: what a result says of the drafts of rows whose runs go on."""
-        self._drafts.add(rows, num_drafts, num_accepted)
+        self.drafts.add(rows, num_drafts, num_accepted)
 
     def preempt(self, request: Request, cause: PreemptionCause, step: int) -> None:
         """It loses its row and is in line; `step` is the next to be planned."""
@@ -154,7 +154,7 @@ class LedgerBook:
         ledger.waited_ns = dict(ledger.waited_ns)
         ledger.settle(self._clock, now_ns)
         if ledger.is_running:
-            self._count_run(ledger, request, self._drafts.of_row(self._row(request)))
+            self._count_run(ledger, request, self.drafts.of_row(self._row(request)))
         return ledger.told(request, request.state, self._clock.cause)
 
     def check_integrity(self, live: Iterable[RequestKey]) -> None:
@@ -170,7 +170,7 @@ class LedgerBook:
         ledger = self._live[request.key]
         ledger.settle(self._clock, self._clock.now_ns)
         if ledger.is_running:
-            self._count_run(ledger, request, self._drafts.take(self._row(request)))
+            self._count_run(ledger, request, self.drafts.take(self._row(request)))
         elif ledger.phase is Phase.LINE:
             self._num_in_line -= 1
             ledger.line_entry = 0

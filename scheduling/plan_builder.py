@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..mailbox.messages.steps import NewRow, StepPlan
+from ..topology.boards import SHARING_KEY_CHARS
 from .limits import SchedulerLimits
 from .request import Request
 from .row_arrays import Bools, Int32s, RowArrays, RowIndexes
@@ -51,6 +53,7 @@ class PlanBuilder:
         """To be computed, but for drafts that the worker guesses: there may be fewer than it may guess."""
         self._arrays = rows
         self._plan_tokens_left = limits.plan_tokens
+        self._has_proposer = limits.max_drafts > 0
         self._shares: list[Share] = []
         self._num_given_drafts = 0
         self._has_guesses = False
@@ -105,6 +108,7 @@ class PlanBuilder:
                 sampling=request.row_sampling,
                 first_output_index=request.first_output_index,
                 is_constrained=bool(request.grammar_key),
+                sharing_key=_sharing_key(request.cache_salt) if self._has_proposer else "",
             )
         )
         samples = num_tokens == request.num_uncomputed_tokens
@@ -163,6 +167,11 @@ class PlanBuilder:
             return {"num_drafts": num_drafts.tobytes(), "draft_ids": np.array(ids, np.int32).tobytes()}
         ends = _joined([_draft_ends_of(share) for share in self._shares])
         return {"max_drafts": np.where(ends, num_drafts, NO_DRAFTING).tobytes(), "draft_ends": ends.tobytes()}
+
+
+def _sharing_key(cache_salt: str) -> str:
+    """Requests share guesses as they share blocks: within a salt. It is as long for every salt."""
+    return blake2b(cache_salt.encode(), digest_size=SHARING_KEY_CHARS // 2).hexdigest()
 
 
 def _draft_ends_of(share: Share) -> Int32s:

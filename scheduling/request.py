@@ -56,8 +56,10 @@ class Request:
         "logprobs",
         "max_total_tokens",
         "needs_grammar",
+        "num_accepted_tokens",
         "num_counted_tokens",
         "num_deaths",
+        "num_draft_tokens",
         "num_loaded_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -123,6 +125,8 @@ class Request:
         self._rows: RowArrays[Request] | None = None
         self.run: int | None = None
         self.row: int | None = None
+        self.num_draft_tokens = self.num_accepted_tokens = 0
+        """Drafts that were verified, in this turn; those that were accepted."""
         self.draft_token_ids: list[int] = []
         """Guesses behind the last known token, to be planned."""
         self.block_ids: list[int] = []
@@ -292,6 +296,7 @@ class Request:
         self.kept_token_ids.extend(token_ids)
         self.num_prompt_tokens = len(self.kept_token_ids)
         self.num_resumed_tokens = 0
+        self.num_draft_tokens = self.num_accepted_tokens = 0
         self.cached_tokens = None
         self.set_length(limits)
         if self.logprobs is not None:
@@ -326,4 +331,6 @@ class Request:
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=self.num_output_tokens,
             cached_tokens=self.cached_tokens or 0,
+            accepted_tokens=self.num_accepted_tokens,
+            rejected_tokens=self.num_draft_tokens - self.num_accepted_tokens,
         )

@@ -59,6 +59,8 @@ class SavedDrafts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`DraftCounts`: int64 arrays."""
 
     drafts: bytes
+    num_drafts: int
+    accepted_at: bytes
     accepted: bytes
 
 
@@ -108,7 +110,7 @@ def save_book(book: LedgerBook) -> SavedBook:
         clock=take(SavedClock, book._clock, sums=list(book._clock._sums.values())),
         live={key: _saved_ledger(ledger) for key, ledger in book._live.items()},
         ended=take(SavedEnded, book._ended),
-        drafts=take(SavedDrafts, book._drafts),
+        drafts=take(SavedDrafts, book.drafts),
         line=[entry for _, entry in sorted(in_line)],
     )
 
@@ -121,7 +123,7 @@ def restore_book(saved: SavedBook, book: LedgerBook) -> None:
     put(saved, book, without=("clock", "live", "ended", "drafts", "line"))
     _restore_clock(saved.clock, book._clock)
     put(saved.ended, book._ended)
-    put(saved.drafts, book._drafts)
+    put(saved.drafts, book.drafts)
     book._live = {key: _restored_ledger(ledger) for key, ledger in saved.live.items()}
     by_entry = {ledger.line_entry: ledger for ledger in book._live.values()}
     book._line = [(by_entry[entry].coming, entry, by_entry[entry]) for entry in saved.line]

@@ -53,6 +53,8 @@ class SavedRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_counted_tokens: int
     run: int | None
     row: int | None
+    num_draft_tokens: int
+    num_accepted_tokens: int
     draft_token_ids: list[int]
     block_ids: list[int]
     cache_salt: str

@@ -1,10 +1,12 @@
-"""What the scheduler can be asked at any time: plain integers, so that they fit into the words of the progress page."""
+"""What the scheduler can be asked at any time: integers, so that they fit into the words of the progress page."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from .draft_counts import NUM_PLACES
 
 if TYPE_CHECKING:
     from .state import SchedulerState
@@ -67,6 +69,10 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, array_like=True, gc=False
     """Of them, those that were accepted."""
     num_late_masks: int = 0
     """Tokens that were to be drawn under a grammar whose mask was not there in time, and were planned again."""
+    num_drafts: int = 0
+    """Times that a row had drafts to verify."""
+    accepted_at: tuple[int, ...] = (0,) * NUM_PLACES
+    """Accepted drafts, by their place behind the last token."""
 
 
 def statistics_of(state: SchedulerState) -> SchedulerStatistics:
@@ -104,4 +110,6 @@ def statistics_of(state: SchedulerState) -> SchedulerStatistics:
         num_draft_tokens=counters.num_draft_tokens,
         num_accepted_tokens=counters.num_accepted_tokens,
         num_late_masks=counters.num_late_masks,
+        num_drafts=state.ledgers.drafts.num_drafts,
+        accepted_at=tuple(state.ledgers.drafts.accepted_at.tolist()),
     )

@@ -240,6 +240,8 @@ def _append_each(state: SchedulerState, request: Request, found: _Tokens, i: int
     assert request.row is not None
     if found.num_drafts is not None and found.num_drafts[i]:
         state.rows.settle_drafts(request.row, int(found.num_drafts[i]), count - 1)
+        request.num_draft_tokens += int((found.num_drafts if found.num_drafted is None else found.num_drafted)[i])
+        request.num_accepted_tokens += count - 1
     request.num_deaths = 0
     state.trial.acquit(request.key)
     state.ledgers.token(request)

@@ -17,6 +17,13 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True, gc=False):
+    """Drafts that were verified, of an engine that speculates."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class UsageObject(msgspec.Struct, frozen=True, gc=False):
     """Token counts of one request."""
 
@@ -24,6 +31,7 @@ class UsageObject(msgspec.Struct, frozen=True, gc=False):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 def usage_object(finishes: Sequence[Finish], num_choices: int) -> UsageObject:
@@ -35,11 +43,14 @@ def usage_object(finishes: Sequence[Finish], num_choices: int) -> UsageObject:
     prompts = [finishes[first : first + num_choices] for first in range(0, len(finishes), num_choices)]
     prompt_tokens = sum(max(finish.usage.prompt_tokens for finish in choices) for choices in prompts)
     completion_tokens = sum(finish.usage.completion_tokens for finish in finishes)
+    accepted = sum(finish.usage.accepted_tokens for finish in finishes)
+    rejected = sum(finish.usage.rejected_tokens for finish in finishes)
     return UsageObject(
         prompt_tokens,
         completion_tokens,
         prompt_tokens + completion_tokens,
         PromptTokensDetails(sum(choices[0].usage.cached_tokens for choices in prompts)),
+        CompletionTokensDetails(accepted, rejected) if accepted or rejected else UNSET,
     )
 
 

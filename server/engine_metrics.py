@@ -40,12 +40,21 @@ def engine_families(statistics: SchedulerStatistics, kv_cache: KVCacheSection) -
         ("resumed_attempts", "Attempts after the first that were taken in.", statistics.num_resumed),
         ("poisoned_requests", "Requests that made steps fail or workers die.", statistics.num_poisoned),
         ("timed_out_requests", "Requests whose deadline passed, waiting or running.", statistics.num_timed_out),
+        ("spec_decode_num_drafts", "Times that a request had drafts to verify.", statistics.num_drafts),
         ("spec_decode_num_draft_tokens", "Drafts that were verified.", statistics.num_draft_tokens),
         ("spec_decode_num_accepted_tokens", "Drafts that were accepted.", statistics.num_accepted_tokens),
         ("late_grammar_masks", "Tokens planned again, for their grammar's mask was late.", statistics.num_late_masks),
     )
     for name, documentation, value in counters:
         yield CounterMetricFamily(f"callboard:{name}", documentation, value=value)
+    by_place = CounterMetricFamily(
+        "callboard:spec_decode_num_accepted_tokens_per_pos",
+        "Drafts that were accepted, by their place.",
+        labels=("position",),
+    )
+    for place, value in enumerate(statistics.accepted_at):
+        by_place.add_metric((str(place),), value)
+    yield by_place
     summaries = (
         (
             "request_queue_time_seconds",

@@ -24,6 +24,8 @@ SHARED_NAMES = frozenset(
         "num_preemptions",
         "prompt_tokens",
         "generation_tokens",
+        "spec_decode_num_drafts",
+        "spec_decode_num_accepted_tokens_per_pos",
         "spec_decode_num_draft_tokens",
         "spec_decode_num_accepted_tokens",
         "request_success",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from .segment import create_memory, map_memory
 
-NUM_STATISTICS = 32
+NUM_STATISTICS = 64
 FIRST_PHASE_TIME = 8
 FIRST_STATISTIC = 16
 LINE_WORDS = FIRST_STATISTIC + NUM_STATISTICS
@@ -127,19 +127,24 @@ class ProgressLine:
         return dict(sorted(((p, t) for p, t in times.items() if t), key=lambda entry: entry[1]))
 
     def set_statistics(self, statistics: msgspec.Struct) -> None:
-        """Store the fields of a struct of at most NUM_STATISTICS unsigned ints, in their order.
+        """Store the fields of a struct, in their order: unsigned ints, and tuples of them as long as their defaults, of
+        at most NUM_STATISTICS words together.
 
         Raises ValueError if there are more, OverflowError if one is negative or over 64 bits.
         """
-        values = np.array(msgspec.structs.astuple(statistics), dtype=np.uint64)
+        fields = msgspec.structs.astuple(statistics)
+        words = [word for value in fields for word in (value if isinstance(value, tuple) else (value,))]
+        values = np.array(words, dtype=np.uint64)
         if len(values) > NUM_STATISTICS:
-            raise ValueError(f"{type(statistics).__name__} has {len(values)} fields, a line has {NUM_STATISTICS} words")
+            raise ValueError(f"{type(statistics).__name__} takes {len(values)} words, a line has {NUM_STATISTICS}")
         self.words[FIRST_STATISTIC : FIRST_STATISTIC + len(values)] = values
 
     def read_statistics(self, statistics_type: type[StatisticsT]) -> StatisticsT:
         """The struct last stored with `set_statistics`; zeros if none was."""
-        num_fields = len(statistics_type.__struct_fields__)
-        return statistics_type(*self.words[FIRST_STATISTIC : FIRST_STATISTIC + num_fields].tolist())
+        words = iter(self.words[FIRST_STATISTIC:].tolist())
+        defaults = [field.default for field in msgspec.structs.fields(statistics_type)]
+        values = [tuple(next(words) for _ in d) if isinstance(d, tuple) else next(words) for d in defaults]
+        return statistics_type(*values)
 
 
 def create_progress_page(num_lines: int) -> int:

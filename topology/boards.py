@@ -51,7 +51,19 @@ _SAMPLING = _HEADER + 12 * _NUMBER + 4 * _BOOL + 6 * _HEADER + _REPETITION_DETEC
 """Numbers: seed, temperature, top_k, top_p, min_p, max_tokens, logprobs, three penalties, min_tokens, prompt_logprobs;
 truth values: ignore_eos, include_stop_str_in_output, skip_special_tokens, processed_logprobs; lists: stop and bad_words
 (empty), logit_bias, allowed_token_ids, bad_token_ids, stop_token_ids, whose entries count as tokens."""
-_NEW_ROW = _HEADER + 7 * _NUMBER + _BOOL + _HEADER + MAX_REQUEST_ID_BYTES + 2 * _HEADER + _SAMPLING
+SHARING_KEY_CHARS = 32
+"""Of `NewRow.sharing_key`."""
+_NEW_ROW = (
+    _HEADER
+    + 7 * _NUMBER
+    + _BOOL
+    + _HEADER
+    + MAX_REQUEST_ID_BYTES
+    + 2 * _HEADER
+    + _SAMPLING
+    + _HEADER
+    + SHARING_KEY_CHARS
+)
 """One NewRow beside its tokens and blocks."""
 _SPARE = 256
 """For fields that a later version adds at the end."""

@@ -209,6 +209,9 @@ class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    accepted_tokens: int = 0
+    """Drafts that were accepted: part of its output, but for those behind its end."""
+    rejected_tokens: int = 0
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -40,6 +40,8 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_constrained: bool = False
     """Each of its tokens is drawn under the mask for (epoch, run, position) of the `MaskRegion`; where that is not there
     when the step samples the row yields no token."""
+    sharing_key: str = ""
+    """If the worker guesses drafts: rows of the same key may be guessed from each other's output."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=30):

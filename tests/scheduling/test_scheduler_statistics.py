@@ -53,4 +53,5 @@ def test_a_request_that_never_ran_is_not_counted_as_admitted() -> None:
 
 
 def test_the_statistics_have_room_on_the_progress_page() -> None:
-    assert len(SchedulerStatistics.__struct_fields__) <= NUM_STATISTICS
+    values = msgspec.structs.astuple(SchedulerStatistics())
+    assert sum(len(value) if isinstance(value, tuple) else 1 for value in values) <= NUM_STATISTICS

@@ -62,13 +62,13 @@ def encoded_bytes(topology, lengths, num_appended=0, entries=(), num_drafts=0):
     rows = topology.scheduler.max_num_seqs
     new_rows = [
         NewRow(2**31 - 1, LARGE, "r" * 128, 2**31 - 1, LARGE, LARGE, bytes(4 * n),
-               bytes(4 * blocks_for(n + depth, block_size)), sampling_with(num_entries))
+               bytes(4 * blocks_for(n + depth, block_size)), sampling_with(num_entries), LARGE, True, "f" * 32)
         for n, num_entries in itertools.zip_longest(lengths, entries, fillvalue=0)
     ]  # fmt: skip
     plan = StepPlan(
         LARGE, LARGE, LARGE, new_rows, bytes(4 * rows), bytes(4 * rows), bytes(8 * rows), bytes(4 * rows),
         bytes(4 * rows), bytes(rows), bytes(4 * num_appended), bytes(4 * num_appended), is_fresh=True,
-        num_drafts=bytes(4 * rows), draft_ids=bytes(4 * num_drafts),
+        num_drafts=bytes(4 * rows), draft_ids=bytes(4 * num_drafts), draft_ends=bytes(4 * rows),
     )  # fmt: skip
     return len(msgspec.msgpack.encode(plan))
 
@@ -173,6 +173,7 @@ def test_the_largest_result_of_drafts_fits(rows):
         LARGE, LARGE, bytes(8 * rows), bytes(4 * rows), bytes(4 * num_tokens), LARGE, LARGE,
         bytes(4 * num_tokens), bytes(4 * num_tokens), bytes(4 * num_tokens * 20), bytes(4 * num_tokens * 20), LARGE,
         num_sampled=bytes(4 * rows),
+        num_drafted=bytes(4 * rows),
     )  # fmt: skip
     assert len(msgspec.msgpack.encode(largest)) <= result.slot_bytes
 
