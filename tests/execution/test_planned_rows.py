@@ -129,7 +129,7 @@ def test_log_probabilities_of_tokens_that_count():
     ("changes", "says"),
     [
         ({"max_drafts": int32([2]), "draft_ends": int32([8, 8])}, "bounds of drafts"),
-        ({"max_drafts": int32([2, -1]), "draft_ends": int32([30, 0])}, "no block"),
+        ({"max_drafts": int32([9, -1]), "draft_ends": int32([30, 0])}, "no block"),
         ({"num_drafts": int32([1, 0]), "draft_ids": int32([7, 7])}, "2 drafts"),
         ({"num_drafts": int32([1, 0]), "draft_ids": int32([7])}, "among tokens"),
         ({"max_drafts": int32([2, 2]), "draft_ends": int32([8, 8]), "starts": int32([9, 2])}, "stands at"),
