@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from callboard.actors.sandbox import checked
 from callboard.errors import GrammarRefused
 from callboard.mailbox.messages.grammar import (
     ChoiceFormat,
@@ -17,7 +18,6 @@ from callboard.mailbox.messages.grammar import (
     Tag,
     TagsFormat,
 )
-from callboard.structured_output.sandbox import checked
 from callboard.structured_output.sizes import compiled_bytes, ensure_size
 
 CITY = json.dumps({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})
