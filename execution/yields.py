@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan, StepResult
-from ..speculative.acceptance import count_coupled, first_places
+from ..speculative.acceptance import count_accepted, first_places
 from .input_batch import InputBatch, Int32s
 from .prepare_inputs import StepInputs
 from .sampler import Sampled
@@ -50,7 +50,7 @@ def take_yields(batch: InputBatch, inputs: StepInputs, sampled: Sampled, is_late
         return Yields(
             inputs.sample_runs.tobytes(), positions.tobytes(), sampled.token_ids.tobytes(), told, b"", sampled.logprobs
         )
-    taken = count_coupled(sampled.token_ids, batch.token_ids[rows, positions], counts)
+    taken = count_accepted(sampled.token_ids, batch.token_ids[rows, positions], counts)
     is_taken = first_places(taken, counts)
     batch.write_sampled(rows[is_taken], positions[is_taken], sampled.token_ids[is_taken])
     firsts = np.cumsum(counts) - counts

@@ -9,3 +9,7 @@ W0, W1 = 0x9E3779B9, 0xBB67AE85
 ROUNDS = 10
 NOISE_FLOOR = -1e30
 """In place of -inf."""
+
+SAMPLE, ACCEPT, RESIDUAL = 0, 1, 2
+"""The fourth counter word, one for each use, so that they know nothing of each other: noise that tokens are drawn with;
+the number that decides about a draft; noise of the draw in place of a draft that was rejected."""

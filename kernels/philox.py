@@ -1,7 +1,10 @@
 """Philox4x32-10 and the Gumbel noise made from it: the only source of randomness in sampling.
 
-    word(seed, token, index, choice) = philox4x32_10(key = seed, counter = (token // 4, index, choice, 0))[token % 4]
+    word(seed, token, index, choice, use) =
+        philox4x32_10(key = seed, counter = (token // 4, index, choice, use))[token % 4]
     u = (word + 0.5) / 2^32,  noise = -log(-log1p(-u)), float32
+
+`use` is `noise.SAMPLE`, 0, for the noise that tokens are drawn with.
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, and the known-answer
 vectors of its reference implementation. A word is held in an int64, 0 <= word < 2^32, since torch has no full uint32
@@ -17,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .noise import M0, M1, NOISE_FLOOR, ROUNDS, W0, W1
+from .noise import M0, M1, NOISE_FLOOR, ROUNDS, SAMPLE, W0, W1
 
 _MASK = 0xFFFFFFFF
 _CACHED_COUNTERS = 1 << 14
@@ -57,17 +60,17 @@ def gumbel(words: tuple[Tensor, ...]) -> Tensor:
     return noise.mul_(-(2.0**-33)).log1p_().neg_().log_().neg_().clamp_(min=NOISE_FLOOR)
 
 
-def gumbel_rows(seeds: Tensor, indexes: Tensor, choices: Tensor, vocab_size: int) -> Tensor:
+def gumbel_rows(seeds: Tensor, indexes: Tensor, choices: Tensor, vocab_size: int, use: int = SAMPLE) -> Tensor:
     """Noise of every token. seeds: int64 [r] (the bits of the 64-bit seed); indexes (of the output token), choices:
     int64 [r]. Returns float32 [r, vocab_size]."""
     num_rows, num_counters = seeds.shape[0], (vocab_size + 3) // 4
     noise = torch.empty((num_rows, num_counters, 4), dtype=torch.float32, device=seeds.device)
     counters = torch.arange(num_counters, dtype=torch.int64, device=seeds.device)
-    zero = torch.zeros_like(choices)[:, None]
+    last = torch.full_like(choices, use)[:, None]
     key = ((seeds & _MASK)[:, None], ((seeds >> 32) & _MASK)[:, None])
     at_once = num_counters if seeds.is_cuda else max(_CACHED_COUNTERS // num_rows, 1)
     for start in range(0, num_counters, at_once):
-        counter = (counters[None, start : start + at_once], indexes[:, None], choices[:, None], zero)
+        counter = (counters[None, start : start + at_once], indexes[:, None], choices[:, None], last)
         noise[:, start : start + at_once] = gumbel(philox4x32(counter, key))
     return noise.view(num_rows, -1)[:, :vocab_size]
 
@@ -79,8 +82,18 @@ def gumbel_tokens(seeds: Tensor, indexes: Tensor, choices: Tensor, token_ids: Te
     at_once = max(num_tokens, 1) if token_ids.is_cuda else _CACHED_COUNTERS
     for start in range(0, num_tokens, at_once):
         part = slice(start, start + at_once)
-        ids, seed, choice = token_ids[part], seeds[part], choices[part]
-        counter = (ids // 4, indexes[part], choice, torch.zeros_like(choice))
-        words = philox4x32(counter, (seed & _MASK, (seed >> 32) & _MASK))
-        noise[part] = gumbel((torch.stack(words).gather(0, (ids % 4)[None])[0],))[:, 0]
+        words = _words_of_tokens(seeds[part], indexes[part], choices[part], token_ids[part], SAMPLE)
+        noise[part] = gumbel((words,))[:, 0]
     return noise
+
+
+def uniform_tokens(seeds: Tensor, indexes: Tensor, choices: Tensor, token_ids: Tensor, use: int) -> Tensor:
+    """u of single tokens, float32 [m] in (0, 1]: int64 tensors, all [m]."""
+    return _words_of_tokens(seeds, indexes, choices, token_ids, use).mul_(2).add_(1).float().mul_(2.0**-33)
+
+
+def _words_of_tokens(seeds: Tensor, indexes: Tensor, choices: Tensor, token_ids: Tensor, use: int) -> Tensor:
+    """int64 [m] in [0, 2^32)"""
+    counter = (token_ids // 4, indexes, choices, torch.full_like(choices, use))
+    words = philox4x32(counter, (seeds & _MASK, (seeds >> 32) & _MASK))
+    return torch.stack(words).gather(0, (token_ids % 4)[None])[0]

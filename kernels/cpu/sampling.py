@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ..noise import SAMPLE
 from .entries import choose_token
 from .quantized_rows import Float32s
 
@@ -49,13 +50,13 @@ def _top_p_border(processed: Float32s, threshold: np.float32, top_p: float) -> n
     return np.float32(-np.inf)
 
 
-def choose(processed: Float32s, threshold: np.float32, seed: int, index: int, choice: int) -> int:
+def choose(processed: Float32s, threshold: np.float32, seed: int, index: int, choice: int, use: int = SAMPLE) -> int:
     """The token with the highest sum of logit and noise among the logits >= threshold, ties to the lowest id; the
-    last token if there is none. processed: float32 [vocab]; seed: its 64 bits; index: of the output token."""
+    last token if there is none. processed: float32 [vocab]; seed: its 64 bits; index: of the output token; use: one
+    of `noise`'s."""
     key = np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32)
-    chosen = choose_token(
-        processed, threshold, *key, np.uint64(index), np.uint64(choice), np.empty((4, _LANES), np.uint64)
-    )
+    counter = np.uint64(index), np.uint64(choice), np.uint64(use)
+    chosen = choose_token(processed, threshold, *key, *counter, np.empty((4, _LANES), np.uint64))
     return chosen if chosen >= 0 else processed.size - 1
 
 

@@ -26,7 +26,7 @@ _ONE, _TWO = np.uint64(1), np.uint64(2)
 
 
 @compiled
-def choose_token(processed, threshold, key0, key1, index, choice, words):
+def choose_token(processed, threshold, key0, key1, index, choice, use, words):
     """As `sampling.choose`, or -1; words: uint64 [4, lanes], to work in."""
     size, together = processed.size, 4 * words.shape[1]
     best, chosen = np.float32(-np.inf), -1
@@ -35,7 +35,7 @@ def choose_token(processed, threshold, key0, key1, index, choice, words):
         most = _most(processed, first, last)
         if most < threshold:
             continue
-        _fill_words(words, np.uint64(first // 4), key0, key1, index, choice)
+        _fill_words(words, np.uint64(first // 4), key0, key1, index, choice, use)
         if chosen >= 0 and not _has_zeros(words, _num_zeros(best - most)):
             continue
         for token in range(first, last):
@@ -84,12 +84,12 @@ def _most(processed, first, last):
 
 
 @compiled
-def _fill_words(words, counter, key0, key1, index, choice):
+def _fill_words(words, counter, key0, key1, index, choice, use):
     """Philox 4x32: words[:, i] of counter + i. Lane by lane, so that the compiler puts several into one instruction."""
     num_lanes = words.shape[1]
     for lane in range(num_lanes):
         words[0, lane], words[1, lane] = counter + np.uint64(lane), index
-        words[2, lane], words[3, lane] = choice, _NONE
+        words[2, lane], words[3, lane] = choice, use
     k0, k1 = key0, key1
     for _ in range(ROUNDS):
         for lane in range(num_lanes):

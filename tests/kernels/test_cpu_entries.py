@@ -39,9 +39,9 @@ def test_integers_floats_and_what_is_returned():
     for seed in range(50):
         logits = RANDOM.standard_normal(1000).astype(np.float32)
         threshold, key = np.float32(0.5), (np.uint64(seed), np.uint64(0xFFFFFFFF - seed))
-        arguments = logits, threshold, *key, np.uint64(1 << 63 | seed), np.uint64(3), words
+        arguments = logits, threshold, *key, np.uint64(1 << 63 | seed), np.uint64(3), np.uint64(seed % 3), words
         assert choose_token(*arguments) == numbas_choose_token(*arguments)
-    assert choose_token(logits, np.float32(np.inf), *key, np.uint64(0), np.uint64(0), words) == -1
+    assert choose_token(logits, np.float32(np.inf), *key, *[np.uint64(0)] * 3, words) == -1
 
 
 @pytest.mark.parametrize("is_gelu", [False, True])
