@@ -132,6 +132,7 @@ def _model_runner(
         max_model_len=start.max_model_len,
         masks=masks,
         proposer=_proposer(start),
+        acceptance="coupled" if start.topology.speculative is None else start.topology.speculative.acceptance,
     )
 
 

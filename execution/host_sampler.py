@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.cpu.quantized_rows import Float32s
+from ..kernels.cpu.rejection import verify
 from ..kernels.cpu.sampling import choose, kept_threshold, logprobs_of, most_likely, process_temperature
 from ..kernels.cpu.token_bitmask import apply_token_bitmask
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan
+from ..speculative.acceptance import NO_DRAFT
 from .input_batch import InputBatch, Int32s
 from .logit_changes import LogitChanges
 from .logprob_arrays import LogprobArrays
@@ -36,11 +38,13 @@ class HostSampler:
     def clear(self) -> None:
         self.logit_changes.clear()
 
-    def sample(self, hidden: Float32s, inputs: StepInputs, masks: TokenMasks | None = None) -> Sampled:
+    def sample(
+        self, hidden: Float32s, inputs: StepInputs, masks: TokenMasks | None = None, drafts: Int32s | None = None
+    ) -> Sampled:
         logits = self._compute_logits(hidden[inputs.last_tokens])
         with np.errstate(all="ignore"):  # what requests ask for may be infinite
             raw = self.logit_changes.change(logits, inputs, masks)
-            token_ids = self._choose(logits, inputs)
+            token_ids = self._choose(logits, inputs, drafts)
             return Sampled(token_ids, self._logprobs(logits, raw, token_ids, inputs))
 
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Float32s) -> PromptLogprobs:
@@ -54,7 +58,7 @@ class HostSampler:
             _fill(arrays, start, logits, token_ids)
         return pieces.encode(arrays.logprobs, ranks, arrays.top_ids, arrays.top_logprobs)
 
-    def _choose(self, logits: Float32s, inputs: StepInputs) -> Int32s:
+    def _choose(self, logits: Float32s, inputs: StepInputs, drafts: Int32s | None) -> Int32s:
         """int32 [k]"""
         arrays, rows = self._batch.sampling, inputs.sample_rows
         token_ids: Int32s = logits.argmax(axis=1).astype(np.int32)
@@ -62,7 +66,11 @@ class HostSampler:
             row = int(rows[index])
             processed, threshold = self._processed(logits[index], row)
             place = int(inputs.sample_positions[index]) - int(self._batch.index_origins[row])
-            token_ids[index] = choose(processed, threshold, int(arrays.seed[row]), place, int(arrays.choice[row]))
+            numbers = int(arrays.seed[row]), place, int(arrays.choice[row])
+            if drafts is None or drafts[index] == NO_DRAFT:
+                token_ids[index] = choose(processed, threshold, *numbers)
+            else:
+                token_ids[index] = verify(processed, threshold, int(drafts[index]), *numbers)
         return token_ids
 
     def _processed(self, logits: Float32s, row: int) -> tuple[Float32s, np.float32]:

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan, StepResult
+from ..speculative.acceptance import Rule, drafts_of_places
 from ..speculative.proposer import Proposer
 from .drafter import Drafter
 from .forward import Forward
-from .input_batch import InputBatch
+from .input_batch import InputBatch, Int32s
 from .pending_step import EndedStep, HeldStep, PendingStep
 from .prepare_inputs import StepInputs, prepare_inputs
 from .prompt_pieces import find_prompt_pieces
@@ -30,12 +31,15 @@ class ModelRunner:
         max_model_len: int,
         masks: MaskSource | None = None,
         proposer: Proposer | None = None,
+        acceptance: Rule = "coupled",
     ) -> None:
-        """masks: of constrained rows, if there may be any; proposer: guesses where plans ask for it."""
+        """masks: of constrained rows, if there may be any; proposer: guesses where plans ask for it; acceptance: the
+        rule by which its drafts are accepted."""
         self.forward = forward
         self.batch = InputBatch(max_num_seqs, max_model_len, forward.kv.block_size)
         self.sampler = forward.make_sampler(self.batch)
         self._drafter = Drafter(self.batch, proposer)
+        self._acceptance: Rule = acceptance
         self._masks = MaskReader(self.batch, masks, forward.shape.vocab_size)
 
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -74,9 +78,16 @@ class ModelRunner:
                 of_prompts = self.sampler.prompt_logprobs(pieces, hidden)
             if inputs.sample_rows.size:
                 masks = None if take_masks is None else take_masks()
-                sampled = self.sampler.sample(hidden, inputs, masks)
+                sampled = self.sampler.sample(hidden, inputs, masks, self._drafts_to_verify(inputs))
                 yields = take_yields(self.batch, inputs, sampled, None if masks is None else masks.is_late)
         return result_of(plan, yields, start_ns, of_prompts)
+
+    def _drafts_to_verify(self, inputs: StepInputs) -> Int32s | None:
+        """int32 [k], as the sampler takes them; None where it may draw whatever drafts there are."""
+        if self._acceptance == "coupled" or inputs.sample_counts is None:
+            return None
+        in_place = self.batch.token_ids[inputs.sample_rows, inputs.sample_positions]
+        return drafts_of_places(in_place, inputs.sample_counts)
 
     def warm_up(self) -> None:
         """Run small steps of every kind, so that the first request does not pay for first calls. The batch is left

@@ -39,8 +39,12 @@ class Sampler(Protocol):
         """Forget every row."""
         ...
 
-    def sample(self, hidden: Array, inputs: StepInputs, masks: TokenMasks | None = None) -> Sampled:
-        """hidden: [t, hidden_size] of the step; some row samples. A row that is late is sampled without a mask."""
+    def sample(
+        self, hidden: Array, inputs: StepInputs, masks: TokenMasks | None = None, drafts: Int32s | None = None
+    ) -> Sampled:
+        """hidden: [t, hidden_size] of the step; some row samples. A row that is late is sampled without a mask. drafts:
+        int32 [k], of each place, `NO_DRAFT` where there is none: verified by rejection, so that the token is the draft
+        or is drawn in its place; None: tokens are what they are without drafts."""
         ...
 
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Array) -> PromptLogprobs:

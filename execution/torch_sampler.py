@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.bitmask_words import allowed_tokens
+from ..kernels.rejection import sample_or_verify
 from ..kernels.sampling import sample
 from ..kernels.token_bitmask import apply_token_mask
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan
@@ -40,11 +41,16 @@ class TorchSampler:
         self.logit_changes.clear()
 
     @torch.inference_mode()
-    def sample(self, hidden: Tensor, inputs: StepInputs, masks: TokenMasks | None = None) -> Sampled:
+    def sample(
+        self, hidden: Tensor, inputs: StepInputs, masks: TokenMasks | None = None, drafts: Int32s | None = None
+    ) -> Sampled:
         logits = self._compute_logits(hidden[self._to_device(inputs.last_tokens)])
         raw = self.logit_changes.change(logits, inputs, masks)
         step = StepLogits(logits, sampling_batch(self._batch, inputs, self._to_device), raw)
-        sampled = sample(logits, step.parameters)
+        if drafts is None:
+            sampled = sample(logits, step.parameters)
+        else:
+            sampled = sample_or_verify(logits, step.parameters, self._to_device(drafts.astype(np.int64)))
         logprobs = sampled_logprobs(step, sampled, inputs.sample_rows, self._batch.sampling)
         return Sampled(sampled.cpu().numpy().astype(np.int32), logprobs)
 

@@ -6,8 +6,8 @@ without speculation.
 
 *Rejection*: the draft with probability min(1, p / q), else a token from what p has more than q (`kernels.rejection`).
 Tokens have the distribution that they have without speculation, but which they are depends on the drafts. Of a proposer
-that draws its drafts from a distribution q, sum over tokens of min(p, q) are accepted, where the coupled rule accepts
-sum of p q; a draft that was not drawn is accepted with p by either.
+that draws its drafts from a distribution q, a share of sum over tokens of min(p, q) is accepted, the most that any rule
+can; a draft that was not drawn is accepted with p by either.
 """
 
 from __future__ import annotations

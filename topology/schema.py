@@ -148,13 +148,16 @@ class StructuredOutputSection(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SpeculativeSection(Struct, frozen=True, forbid_unknown_fields=True):
-    """[speculative]: drafts that the worker guesses and verifies in one step; the text is what it is without them."""
+    """[speculative]: drafts that the worker guesses and verifies in the same step."""
 
     method: Literal["ngram", "suffix"]
     """`ngram`: what followed the same tokens earlier in the request; `suffix`: what followed them most often, there or
     in recent answers to requests of the same `cache_salt`. static"""
     max_tokens: Annotated[int, Meta(ge=1, le=64)] = 8
     """Drafts of a request in a step, at most [tokens]. static"""
+    acceptance: Literal["coupled", "rejection"] = "coupled"
+    """`coupled`: the text stays what it is without drafts; `rejection`: its distribution does, but which text it is
+    depends on the drafts. Drafts of these methods, which do not draw them, are accepted as often by either. static"""
     adaptive: bool = True
     """Each step takes as many drafts of each request as give the most tokens in the time, by what steps have taken and
     drafts have been worth so far; false: always as many as it may. static"""

@@ -133,11 +133,11 @@ def plant_in_worker() -> None:
     def plant_in_sampler(kind: Any) -> None:
         sample, of_prompts = kind.sample, kind.prompt_logprobs
 
-        def faulty_sample(self: Any, hidden: Any, inputs: Any, masks: Any = None) -> Any:
+        def faulty_sample(self: Any, hidden: Any, inputs: Any, *others: Any) -> Any:
             for place in ("sample", "logprobs"):
                 if has(self._batch, inputs.sample_rows, place):
                     fail(place)
-            return sample(self, hidden, inputs, masks)
+            return sample(self, hidden, inputs, *others)
 
         def faulty_prompts(self: Any, pieces: Any, hidden: Any) -> Any:
             if pieces.num_top == PLANTED_TOP:

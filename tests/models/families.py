@@ -26,6 +26,7 @@ from callboard.models.protocol import CausalLM
 from callboard.scheduling.events import Event, WorkerAttached
 from callboard.scheduling.limits import SchedulerLimits
 from callboard.scheduling.scheduler import Scheduler
+from callboard.speculative.acceptance import Rule
 from callboard.speculative.proposer import Proposer
 
 VOCAB_SIZE, MAX_LEN, BLOCK_SIZE = 160, 128, 4
@@ -159,7 +160,14 @@ def is_greedy(oracle: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[i
 class Engine:
     """A scheduler and a runner; plans are made as far ahead as the pipeline's depth allows."""
 
-    def __init__(self, model: CausalLM, proposer: Proposer | None = None, **limits: object) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        proposer: Proposer | None = None,
+        *,
+        acceptance: Rule = "coupled",
+        **limits: object,
+    ) -> None:
         settings = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 16,
@@ -181,6 +189,7 @@ class Engine:
             max_num_seqs=self.scheduler.limits.max_num_seqs,
             max_model_len=MAX_LEN,
             proposer=proposer,
+            acceptance=acceptance,
         )
         self.runner.forward.kv.tensor.fill_(torch.nan)  # a slot that is read unwritten shows up in every token
         self._plans: deque[StepPlan] = deque()

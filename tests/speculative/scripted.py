@@ -41,3 +41,25 @@ class ScriptedProposer:
                 rest = text[len(known) - len(prompt) :]
                 return [token if chance.random() < self._share else (token + 1) % self._vocab_size for token in rest]
         return []
+
+
+class PositionalProposer:
+    """Guesses the same tokens behind every prompt of one length, whatever came so far."""
+
+    def __init__(self, num_prompt_tokens: int, guesses: Sequence[int]) -> None:
+        """guesses: of the first token behind the prompt, of the second, ..."""
+        self._num_prompt_tokens, self._guesses = num_prompt_tokens, guesses
+
+    def follow(self, row: int, num_given_tokens: int, sharing_key: str | None) -> None:
+        """Nothing to keep."""
+
+    def forget(self, rows: Int32s) -> None:
+        """Nothing was kept."""
+
+    def propose(self, rows: Int32s, token_ids: Int32s, num_known: Int32s, max_drafts: Int32s) -> ProposedDrafts:
+        drafts = [
+            self._guesses[known - self._num_prompt_tokens :][:most]
+            for known, most in zip(num_known[rows].tolist(), max_drafts.tolist(), strict=True)
+        ]
+        counts = np.array([len(guesses) for guesses in drafts], np.int32)
+        return ProposedDrafts(counts, np.array([token for guesses in drafts for token in guesses], np.int32))
