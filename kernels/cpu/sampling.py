@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..noise import SAMPLE
+from ..noise import ACCEPT, RESIDUAL, SAMPLE
 from .entries import choose_token
+from .packed_arguments import Packed
 from .quantized_rows import Float32s
 
 _LANES = 64
 """Words of noise are made for four times as many tokens together."""
 _CANDIDATES = (256, 4096)
 """So many of the most likely tokens are sorted at first, then more; at last all."""
+_USES = {use: Packed(np.uint64(use)) for use in (SAMPLE, ACCEPT, RESIDUAL)}
 _MIN_TEMPERATURE = np.float32(1e-37)
 """As in `kernels.sampling`."""
 
@@ -55,7 +57,7 @@ def choose(processed: Float32s, threshold: np.float32, seed: int, index: int, ch
     last token if there is none. processed: float32 [vocab]; seed: its 64 bits; index: of the output token; use: one
     of `noise`'s."""
     key = np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32)
-    counter = np.uint64(index), np.uint64(choice), np.uint64(use)
+    counter = np.uint64(index), np.uint64(choice), _USES[use]
     chosen = choose_token(processed, threshold, *key, *counter, np.empty((4, _LANES), np.uint64))
     return chosen if chosen >= 0 else processed.size - 1
 
