@@ -21,12 +21,8 @@ NUM_SEEDS = 4000
 NUM_TOKENS = 3
 """The first comes with the prompt and the last has no room for a draft, unless drafts before it are rejected."""
 PROMPT = make_prompt(11, 7)
-KINDS: list[dict[str, float]] = [{}, {"top_k": 5}]
-KINDS_BY_NIGHT: list[dict[str, float]] = [
-    {"top_p": 0.7},
-    {"min_p": 0.1},
-    {"temperature": 0.7, "top_k": 9, "top_p": 0.9},
-]
+KINDS: list[dict[str, float]] = [{"top_k": 5}]
+KINDS_BY_NIGHT: list[dict[str, float]] = [{}, {"top_p": 0.7}, {"min_p": 0.1}]
 Text = tuple[int, ...]
 
 
