@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from callboard.speculative.acceptance import count_coupled, first_places
+from callboard.speculative.acceptance import count_accepted, first_places
 
 ROWS = st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=6), max_size=6)
 """(drawn, draft) of each place of each row; the last draft of a row stands for nothing."""
@@ -22,7 +22,7 @@ def test_drafts_count_while_they_are_what_was_drawn(rows: list[list[tuple[int, i
         taken.append(num_accepted + 1)
     flat = np.array([pair for row in rows for pair in row], np.int32).reshape(-1, 2)
     counts = np.array([len(row) for row in rows], np.int32)
-    found = count_coupled(flat[:, 0], flat[:, 1], counts)
+    found = count_accepted(flat[:, 0], flat[:, 1], counts)
     assert (found.tolist(), found.dtype) == (taken, np.int32)
     is_first = [place < count for row, count in zip(rows, taken, strict=True) for place in range(len(row))]
     assert first_places(found, counts).tolist() == is_first
