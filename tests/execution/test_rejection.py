@@ -72,7 +72,7 @@ def test_both_samplers_and_what_is_yielded(make_plan_maker):
     accepted = (tokens == drafts)[~is_as_ever]
     assert 0.2 < accepted.mean() < 0.8
 
-    fields = take_yields(batch, inputs, by_torch)
+    yields = take_yields(batch, inputs, by_torch)
     starts = np.cumsum(inputs.sample_counts) - inputs.sample_counts
     wanted = []
     for start, count in zip(starts, inputs.sample_counts, strict=True):
@@ -80,8 +80,8 @@ def test_both_samplers_and_what_is_yielded(make_plan_maker):
             wanted.append(int(tokens[place]))
             if tokens[place] != drafts[place]:
                 break
-    assert np.frombuffer(fields["token_ids"], np.int32).tolist() == wanted
-    assert np.frombuffer(fields["num_sampled"], np.int32).sum() == len(wanted)
+    assert np.frombuffer(yields.token_ids, np.int32).tolist() == wanted
+    assert np.frombuffer(yields.num_sampled, np.int32).sum() == len(wanted)
 
 
 def test_a_token_is_the_same_whatever_rows_stand_beside(make_plan_maker):
