@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from .limits import SchedulerLimits
 from .row_arrays import ONE, Int32s, RowIndexes
-from .step_times import Float64s, StepTimes
+from .step_times import MAX_TOKENS, Float64s, StepTimes
 
 _PRIOR = 0.7
 """Chance of a draft of which nothing is known: high enough to be tried."""
@@ -41,7 +41,8 @@ class DraftLengths:
         self._all_tried: Float64s = np.zeros(width, np.float64)
         self._all_accepted: Float64s = np.zeros(width, np.float64)
         """[max_drafts] each: of all rows."""
-        self.step_times = StepTimes()
+        most = min(MAX_TOKENS, limits.max_num_batched_tokens)
+        self.step_times = StepTimes(most if self._is_adaptive else 0)
 
     def enter(self, row: int) -> None:
         """Another request has taken the row."""

@@ -8,7 +8,7 @@ import numpy.typing as npt
 Float64s = npt.NDArray[np.float64]
 
 MAX_TOKENS = 2048
-"""Steps with more are not learned from."""
+"""Steps with more are not learned from, unless it is said otherwise."""
 _NEWEST = 0.1
 """Share of the newest step in what is known of its size, once there were ten."""
 _MOST_NEWS = 1.5
@@ -20,14 +20,15 @@ _EXPLORED = 1.5
 class StepTimes:
     """Of steps that only decode. Between known sizes times are interpolated, and they never fall with size."""
 
-    def __init__(self) -> None:
-        self._ns: Float64s = np.zeros(MAX_TOKENS + 1, np.float64)
-        """[MAX_TOKENS + 1]: mean time of a step of so many tokens; 0: never seen."""
-        self._num_seen = np.zeros(MAX_TOKENS + 1, np.int64)
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        """max_tokens: largest step that is learned from; 0: none is."""
+        self._ns: Float64s = np.zeros(max_tokens + 1, np.float64)
+        """[max_tokens + 1]: mean time of a step of so many tokens; 0: never seen."""
+        self._num_seen = np.zeros(max_tokens + 1, np.int64)
 
     def learn(self, num_tokens: int, duration_ns: int) -> None:
         """A step of so many tokens took so long."""
-        if not 0 < num_tokens <= MAX_TOKENS or duration_ns <= 0:
+        if not 0 < num_tokens < self._ns.size or duration_ns <= 0:
             return
         known, news = float(self._ns[num_tokens]), float(duration_ns)
         if known:
