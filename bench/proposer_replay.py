@@ -114,7 +114,10 @@ def main() -> None:
         "code": files(encode, "*.py", options.texts),
         "prose": files(encode, "*.md", options.texts),
     }
-    given = {name: msgspec.json.decode(value) for name, _, value in (word.partition("=") for word in options.option)}
+    given = {
+        name: msgspec.json.decode(value, type=float | int)
+        for name, _, value in (word.partition("=") for word in options.option)
+    }
     for method, known in METHODS.items():
         fields = {field.name for field in msgspec.structs.fields(known)}
         for kind, texts in kinds.items():

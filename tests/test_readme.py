@@ -39,6 +39,7 @@ RUN_BY_A_TEST = {
     ("simulator.md", "toml"),
     ("simulator.md", "json"),
     ("client.md", "python"),  # tests/client/test_client_pages.py
+    ("speculation.md", "sh"),  # tests/cli/test_speculation_page.py
     ("structured_output.md", "sh"),  # tests/server/test_structured_output_page.py
     ("topology.md", "toml"),  # tests/topology/test_schema_docs.py
 }

@@ -18,10 +18,10 @@ from callboard.shm_queue import Phase, ProgressPage, create_progress_page
 
 
 class TooMany(msgspec.Struct):
-    __annotations__ = {f"word_{index}": int for index in range(33)}
+    __annotations__ = {f"word_{index}": int for index in range(65)}
 
 
-Full = msgspec.defstruct("Full", [(f"word_{index}", int) for index in range(32)])
+Full = msgspec.defstruct("Full", [(f"word_{index}", int) for index in range(64)])
 
 
 @pytest.fixture
@@ -83,10 +83,12 @@ def test_only_a_step_on_the_device_has_a_beginning(page_fd: int) -> None:
 
 def test_statistics_come_back_as_they_were(page_fd: int) -> None:
     line = ProgressPage(page_fd, 3).line(0)
-    statistics = SchedulerStatistics(*range(2**63, 2**63 + len(SchedulerStatistics.__struct_fields__)))
+    *numbers, _ = SchedulerStatistics.__struct_fields__
+    words = range(2**63, 2**63 + len(numbers))
+    statistics = SchedulerStatistics(*words, accepted_at=tuple(range(7, 23)))
     line.set_statistics(statistics)
     assert line.read_statistics(SchedulerStatistics) == statistics
-    full = Full(*range(100, 132))
+    full = Full(*range(100, 164))
     line.set_statistics(full)
     assert line.read_statistics(Full) == full
     assert (line.pid, line.incarnation, line.step, line.sequence, line.time_ns) == (0, 0, 0, 0, 0)
@@ -95,29 +97,29 @@ def test_statistics_come_back_as_they_were(page_fd: int) -> None:
 def test_lines_do_not_touch_each_other(page_fd: int) -> None:
     page = ProgressPage(page_fd, 3)
     for index in range(3):
-        page.line(index).set_statistics(Full(*[index] * 32))
+        page.line(index).set_statistics(Full(*[index] * 64))
         page.line(index).mark(phase=Phase(index), step=index, sequence=index)
     for index in range(3):
         line = page.line(index)
-        assert line.read_statistics(Full) == Full(*[index] * 32)
+        assert line.read_statistics(Full) == Full(*[index] * 64)
         assert (line.phase, line.step, line.sequence) == (index, index, index)
 
 
 def test_statistics_that_do_not_fit_are_refused(page_fd: int) -> None:
     line = ProgressPage(page_fd, 3).line(0)
-    with pytest.raises(ValueError, match="33 fields, a line has 32 words"):
-        line.set_statistics(TooMany(*range(33)))
+    with pytest.raises(ValueError, match="65 words, a line has 64"):
+        line.set_statistics(TooMany(*range(65)))
     with pytest.raises(OverflowError):
         line.set_statistics(SchedulerStatistics(num_running=2**64))
 
 
 def test_words_are_aligned(page_fd: int) -> None:
-    """The phase of line i is the first of its 48 words of 8 bytes."""
+    """The phase of line i is the first of its 80 words of 8 bytes."""
     page = ProgressPage(page_fd, 3)
     for index in range(3):
         page.line(index).phase = Phase(index + 1)
-    with mmap.mmap(page_fd, 3 * 384) as memory:
-        assert [memory[384 * index] for index in range(3)] == [1, 2, 3]
+    with mmap.mmap(page_fd, 3 * 640) as memory:
+        assert [memory[640 * index] for index in range(3)] == [1, 2, 3]
 
 
 def test_a_line_keeps_the_page_and_needs_no_descriptor() -> None:
