@@ -116,7 +116,7 @@ async def measure(
         load = _Load(name, num_tokens)
         for concurrency in concurrencies:
             for url in (plain_url, drafting_url):
-                await load.turn(url, concurrency, 0)  # what is met for the first time; prompts are cached
+                await load.turn(url, max(concurrency, 4), 0)  # all prompts, so that they are cached
             pairs = []
             for pair in range(num_pairs):
                 urls = [plain_url, drafting_url] if pair % 2 == 0 else [drafting_url, plain_url]

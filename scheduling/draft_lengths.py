@@ -4,7 +4,8 @@ Two things are learned from results. How long a step takes (`step_times`), and h
 row is accepted if those before it were: of the row itself, leaning on that of all rows while little is known of it. So
 the worth of each draft is known, the chance that it and all before it are accepted; the best are taken, one after the
 other, while tokens a second grow. Where verification is free all are taken; where each token costs its time none is
-that is not nearly sure. What is known fades, so that what was given up is tried again.
+that is not nearly sure. What is known fades as more is learned, and a row that was given up is tried again now and
+then, with one draft.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _PRIOR = 0.7
 _LEANING = 2.0
 """Of a row's first drafts so many count as much as what is known of all rows."""
 _ROW_FADES, _ALL_FADES = 0.95, 0.995
-"""What a step leaves of what was known."""
+"""What a step with drafts leaves of what was known."""
+_TRIED_AGAIN = 64
+"""Steps without a draft after which a row may have one."""
 _LEAST_USE = 0.05
 """Share of the drafts that it may have which a row is taken to use, at least."""
 
@@ -38,6 +41,8 @@ class DraftLengths:
         """[max_num_seqs, max_drafts]: of them, those that were accepted."""
         self._used: Float64s = np.ones(num_rows, np.float64)
         """[max_num_seqs]: share of the drafts that a row might have which its proposer found, fading."""
+        self._steps_without = np.zeros(num_rows, np.int64)
+        """[max_num_seqs]: steps since the row last might have a draft."""
         self._all_tried: Float64s = np.zeros(width, np.float64)
         self._all_accepted: Float64s = np.zeros(width, np.float64)
         """[max_drafts] each: of all rows."""
@@ -48,6 +53,7 @@ class DraftLengths:
         """Another request has taken the row."""
         if self._is_adaptive:
             self._tried[row], self._accepted[row], self._used[row] = 0.0, 0.0, 1.0
+            self._steps_without[row] = 0
 
     def wanted(self, rows: RowIndexes, room: Int32s, num_tokens: int) -> Int32s:
         """int32 [n]: drafts for each of `rows`, at most `room`, int32 [n]; num_tokens: what the step has besides."""
@@ -68,10 +74,11 @@ class DraftLengths:
         costs = np.interp(sizes[is_known], np.arange(times.size), times)
         rates = (len(rows) + gains[is_known]) / costs
         best = len(rows) / times[0]
+        again = np.minimum(most, (self._steps_without[rows] >= _TRIED_AGAIN).astype(np.int32))
         if not rates.size or rates.max() <= best:
-            return np.zeros(len(rows), np.int32)
+            return again
         taken = order[: int(rates.argmax()) + 1]
-        return np.bincount(taken // self._max_drafts, minlength=len(rows)).astype(np.int32)
+        return np.maximum(again, np.bincount(taken // self._max_drafts, minlength=len(rows)).astype(np.int32))
 
     def learn(self, rows: RowIndexes, num_allowed: Int32s, num_drafted: Int32s, num_accepted: Int32s) -> None:
         """What a result says of n different rows, int32 [n] each."""
@@ -80,13 +87,21 @@ class DraftLengths:
         places = np.arange(self._max_drafts)
         tried = (places < num_drafted[:, None]) & (places <= num_accepted[:, None])
         accepted = places < num_accepted[:, None]
-        self._tried[rows] = self._tried[rows] * _ROW_FADES + tried
-        self._accepted[rows] = self._accepted[rows] * _ROW_FADES + accepted
-        self._all_tried = self._all_tried * _ALL_FADES + tried.sum(axis=0)
-        self._all_accepted = self._all_accepted * _ALL_FADES + accepted.sum(axis=0)
+        has_news = num_drafted > 0
+        fades = np.where(has_news, _ROW_FADES, 1.0)[:, None]
+        self._tried[rows] = self._tried[rows] * fades + tried
+        self._accepted[rows] = self._accepted[rows] * fades + accepted
+        all_fades = _ALL_FADES if has_news.any() else 1.0
+        self._all_tried = self._all_tried * all_fades + tried.sum(axis=0)
+        self._all_accepted = self._all_accepted * all_fades + accepted.sum(axis=0)
         was_allowed = num_allowed > 0
+        self._steps_without[rows] = np.where(was_allowed, 0, self._steps_without[rows] + 1)
         share = num_drafted[was_allowed] / num_allowed[was_allowed]
         self._used[rows[was_allowed]] += (1.0 - _ROW_FADES) * (share - self._used[rows[was_allowed]])
+
+    def pass_by(self, rows: RowIndexes) -> None:
+        """A step in which none of the rows might have a draft."""
+        self._steps_without[rows] += 1
 
     def _worth(self, rows: RowIndexes) -> npt.NDArray[np.float64]:
         """[n, max_drafts]: chance that the draft in each place, and all before it, is accepted."""

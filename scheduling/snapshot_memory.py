@@ -104,6 +104,7 @@ class SavedDraftLengths(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tried: bytes
     accepted: bytes
     used: bytes
+    steps_without: bytes
     all_tried: bytes
     all_accepted: bytes
     step_times: SavedStepTimes

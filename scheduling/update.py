@@ -35,6 +35,8 @@ def apply_result(state: SchedulerState, result: StepResult) -> None:
     found = _find_tokens(state, planned, result)
     if state.limits.has_adaptive_drafts:
         _learn_time(state, planned, result)
+        if found.num_drafts is None:
+            state.draft_lengths.pass_by(found.rows)
     arrays, rows = state.rows, found.rows
     fields = arrays.table[RESULT_FIELDS].take(rows, axis=1)
     _check_positions(state, found, fields[0])
