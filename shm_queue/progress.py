@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 import time
 import zlib
+from functools import cache
+from itertools import islice
 from typing import TypeVar, overload
 
 import msgspec
@@ -142,9 +144,15 @@ class ProgressLine:
     def read_statistics(self, statistics_type: type[StatisticsT]) -> StatisticsT:
         """The struct last stored with `set_statistics`; zeros if none was."""
         words = iter(self.words[FIRST_STATISTIC:].tolist())
-        defaults = [field.default for field in msgspec.structs.fields(statistics_type)]
-        values = [tuple(next(words) for _ in d) if isinstance(d, tuple) else next(words) for d in defaults]
-        return statistics_type(*values)
+        widths = _widths(statistics_type)
+        return statistics_type(*[next(words) if width is None else tuple(islice(words, width)) for width in widths])
+
+
+@cache
+def _widths(statistics_type: type[msgspec.Struct]) -> tuple[int | None, ...]:
+    """Of each field: how many words its tuple has; None: it is one number."""
+    defaults = [field.default for field in msgspec.structs.fields(statistics_type)]
+    return tuple(len(default) if isinstance(default, tuple) else None for default in defaults)
 
 
 def create_progress_page(num_lines: int) -> int:
