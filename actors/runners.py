@@ -87,7 +87,11 @@ def _device_runner(
     settings, scheduler = start.topology.model, start.topology.scheduler
     dtype: torch.dtype = getattr(torch, settings.dtype)
     limits = RunnerLimits(
-        scheduler.max_num_seqs, scheduler.max_num_batched_tokens, start.max_model_len, scheduler.pipeline_depth
+        scheduler.max_num_seqs,
+        scheduler.max_num_batched_tokens,
+        start.max_model_len,
+        scheduler.pipeline_depth,
+        0 if start.topology.speculative is None else start.topology.speculative.max_tokens,
     )
 
     def report(done: int, total: int) -> None:
@@ -107,6 +111,7 @@ def _device_runner(
         section.graphs,
         start.num_blocks,
         masks,
+        _proposer(start),
     )
     log_event("worker.memory", **{name: getattr(plan, name) for name in plan.__struct_fields__})
     return runner

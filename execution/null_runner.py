@@ -171,7 +171,8 @@ class NullRunner:
                 self._next_start[inputs.sample_rows] = self.batch.num_known[inputs.sample_rows] - 1
             if masks is not None:
                 self._note_late(inputs.sample_rows[masks.is_late], inputs.sample_positions[masks.is_late])
-        return result_of(plan, yields, start_ns, self._prompt_logprobs(inputs) if inputs.rows.size else None)
+        of_prompts = self._prompt_logprobs(inputs) if inputs.rows.size else None
+        return result_of(plan, yields, start_ns, time.monotonic_ns(), of_prompts)
 
     def _note_late(self, rows: Int32s, positions: Int32s) -> None:
         """They compute their last token once more; later steps in flight may go on with one that nobody knows."""

@@ -80,7 +80,7 @@ class ModelRunner:
                 masks = None if take_masks is None else take_masks()
                 sampled = self.sampler.sample(hidden, inputs, masks, self._drafts_to_verify(inputs))
                 yields = take_yields(self.batch, inputs, sampled, None if masks is None else masks.is_late)
-        return result_of(plan, yields, start_ns, of_prompts)
+        return result_of(plan, yields, start_ns, time.monotonic_ns(), of_prompts)
 
     def _drafts_to_verify(self, inputs: StepInputs) -> Int32s | None:
         """int32 [k], as the sampler takes them; None where it may draw whatever drafts there are."""

@@ -6,7 +6,6 @@ nobody. Nor is what a constrained row draws without its mask: it yields no token
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan, StepResult
 from ..speculative.acceptance import count_accepted, first_places
-from .input_batch import InputBatch, Int32s
+from .input_batch import InputBatch, Int32s, Int64s
 from .prepare_inputs import StepInputs
 from .sampler import Sampled
 
@@ -45,11 +44,7 @@ def take_yields(batch: InputBatch, inputs: StepInputs, sampled: Sampled, is_late
     rows, positions, counts = inputs.sample_rows, inputs.sample_positions, inputs.sample_counts
     if counts is None:
         batch.write_sampled(rows, positions, sampled.token_ids)
-        sampled, num_sampled = without_late_rows(sampled, is_late)
-        told = b"" if num_sampled is None else num_sampled.tobytes()
-        return Yields(
-            inputs.sample_runs.tobytes(), positions.tobytes(), sampled.token_ids.tobytes(), told, b"", sampled.logprobs
-        )
+        return single_yields(inputs.sample_runs, positions, sampled, is_late)
     taken = count_accepted(sampled.token_ids, batch.token_ids[rows, positions], counts)
     is_taken = first_places(taken, counts)
     batch.write_sampled(rows[is_taken], positions[is_taken], sampled.token_ids[is_taken])
@@ -68,8 +63,31 @@ def take_yields(batch: InputBatch, inputs: StepInputs, sampled: Sampled, is_late
     )
 
 
-def result_of(plan: StepPlan, yields: Yields, start_ns: int, of_prompts: PromptLogprobs | None) -> StepResult:
-    """The result of a step that ends now and began at `start_ns`, by the monotonic clock."""
+def single_yields(
+    runs: Int64s, positions: Int32s, sampled: Sampled, is_late: Bools | None = None, *, were_drafts_asked: bool = False
+) -> Yields:
+    """Of r rows that sample once, [r] each: they had no drafts; were_drafts_asked: though they might have."""
+    num_sampled, num_drafted = b"", b""
+    if is_late is not None and is_late.any():
+        sampled, num_sampled = _only(sampled, ~is_late), (~is_late).astype(np.int32).tobytes()
+    elif were_drafts_asked:
+        num_sampled = np.ones(runs.size, np.int32).tobytes()
+    if were_drafts_asked:
+        num_drafted = np.zeros(runs.size, np.int32).tobytes()
+    return Yields(
+        runs.tobytes(),
+        positions.tobytes(),
+        sampled.token_ids.tobytes(),
+        num_sampled,
+        num_drafted,
+        sampled.logprobs,
+    )
+
+
+def result_of(
+    plan: StepPlan, yields: Yields, start_ns: int, end_ns: int, of_prompts: PromptLogprobs | None
+) -> StepResult:
+    """The result of a step that lasted from `start_ns` to `end_ns`, by the monotonic clock."""
     result = StepResult(
         epoch=plan.epoch,
         step=plan.step,
@@ -77,20 +95,12 @@ def result_of(plan: StepPlan, yields: Yields, start_ns: int, of_prompts: PromptL
         positions=yields.positions,
         token_ids=yields.token_ids,
         start_ns=start_ns,
-        end_ns=time.monotonic_ns(),
+        end_ns=end_ns,
         prompt_logprobs=of_prompts,
         num_sampled=yields.num_sampled,
         num_drafted=yields.num_drafted,
     )
     return msgspec.structs.replace(result, **yields.logprobs) if yields.logprobs else result
-
-
-def without_late_rows(sampled: Sampled, is_late: Bools | None) -> tuple[Sampled, Int32s | None]:
-    """Of k rows that sample once: (what those yield that are not late, tokens of each row). The second is None, and all
-    as it was, if no row is late; is_late: bool [k]."""
-    if is_late is None or not is_late.any():
-        return sampled, None
-    return _only(sampled, ~is_late), (~is_late).astype(np.int32)
 
 
 def _only(sampled: Sampled, is_kept: Bools) -> Sampled:

@@ -25,8 +25,10 @@ class DecodeSteps:
         buffers: DecoderBuffers,
         state: DeviceState,
         graphs: GraphCache,
+        logits: Tensor,
         max_rows: int,
     ) -> None:
+        """logits: [max_rows or more, vocab_size] of the decoder's dtype, written by `sample`."""
         self._decoder, self._caches, self._buffers = decoder, caches, buffers
         self._state, self._graphs = state, graphs
         self._rows = RowState(state.tokens, state.positions)
@@ -37,12 +39,12 @@ class DecodeSteps:
             slot_mapping=torch.zeros(max_rows, dtype=torch.int64, device=device),
             kv_lens=torch.zeros(max_rows, dtype=torch.int32, device=device),
         )
-        self.logits = torch.empty(max_rows, decoder.shape.vocab_size, dtype=decoder.dtype, device=device)
+        self._logits = logits
 
     @property
     def num_bytes(self) -> int:
-        """Of what a step writes beside the decoder's buffers."""
-        return self.logits.nbytes + sum(tensor.nbytes for tensor in self._inputs)
+        """Of what a step writes beside the decoder's buffers and the logits."""
+        return sum(tensor.nbytes for tensor in self._inputs)
 
     def forward(self, bucket: int) -> Tensor:
         """Compute the step that the state's order describes; returns hidden states [bucket, hidden_size]."""
@@ -66,7 +68,7 @@ class DecodeSteps:
         self._decoder.forward(step, self._caches, self._buffers.keep(bucket))
 
     def _sample(self, bucket: int, sampler: StepSampler, kind: Hashable) -> None:
-        logits, order = self.logits[:bucket], self._state.order[:bucket]
+        logits, order = self._logits[:bucket], self._state.order[:bucket]
         self._decoder.logits(self._buffers.keep(bucket).hidden, logits)
         sampler.launch(logits, order, self._inputs.positions[:bucket], kind)
         self._decoder.operations.finish_decode(self._rows, order, sampler.outputs[:bucket])

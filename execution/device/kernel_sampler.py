@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.gpu.sampling import SamplingKind
@@ -38,6 +40,9 @@ class KernelStepSampler:
     def kind(self, rows: Int32s, positions: Int32s) -> Hashable | None:
         demands = self._sampler.demands
         return demands.kind(rows) if demands.is_recordable(rows, positions) else None
+
+    def can_draft(self, rows: Int32s) -> NDArray[np.bool_]:
+        return ~self._sampler.demands.has_changes[rows]  # counts of tokens are kept by row, not by place
 
     def place_masks(self, masks: TokenMasks, rows: Int32s, positions: Int32s, ring: StagingRing) -> None:
         self._sampler.place_masks(masks, rows, positions, ring)

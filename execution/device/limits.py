@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from ..graph_buckets import capture_sizes
 
+MAX_DRAFT_PLACES = 1024
+"""Their logits alone take 256 MB of a vocabulary of 128,256 in bfloat16, and what changes them twice that."""
+
 
 @dataclass(frozen=True)
 class RunnerLimits:
@@ -15,6 +18,8 @@ class RunnerLimits:
     max_num_batched_tokens: int
     max_model_len: int
     pipeline_depth: int
+    max_drafts: int = 0
+    """Of a row in a step."""
 
     @property
     def buckets(self) -> list[int]:
@@ -22,9 +27,15 @@ class RunnerLimits:
         return useful_buckets(self.max_num_seqs)
 
     @property
+    def max_places(self) -> int:
+        """That a step samples, padding included."""
+        most = self.buckets[-1]
+        return most if not self.max_drafts else max(2 * most, min(most * (1 + self.max_drafts), MAX_DRAFT_PLACES))
+
+    @property
     def max_step_tokens(self) -> int:
         """Of the largest step, padding included."""
-        return max(self.max_num_batched_tokens, self.buckets[-1])
+        return max(self.max_num_batched_tokens, self.max_places)
 
 
 def useful_buckets(max_num_seqs: int) -> list[int]:

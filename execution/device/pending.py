@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,9 +12,10 @@ from ...errors import DeviceFault
 from ...mailbox.messages.steps import PromptLogprobs, StepPlan, StepResult
 from ..input_batch import InputBatch, Int32s, Int64s
 from ..planned_rows import PlannedRows
+from ..prepare_inputs import StepInputs, flat_inputs
 from ..sampler import Sampled
 from ..token_masks import Bools
-from ..yields import without_late_rows
+from ..yields import Yields, result_of, single_yields, take_yields
 from .seam import Device, Moment
 from .step_sampler import ReadLogprobs
 
@@ -37,38 +38,45 @@ class LaunchedStep:
 
     def __init__(self, plan: StepPlan, planned: PlannedRows, batch: InputBatch, clock: Clock, start_ns: int) -> None:
         self.plan, self.planned, self.batch, self.clock, self.start_ns = plan, planned, batch, clock, start_ns
+        self._were_drafts_asked = planned.num_drafts is not None
+        self.drafted: StepInputs | None = None
+        """The step laid out flat, if a row of it has drafts."""
         samples = planned.samples
         self.sample_rows: Int32s = planned.rows[samples]
+        """[k]: one with drafts as often as it samples"""
         self.sample_runs: Int64s = planned.runs[samples]
         self.sample_positions: Int32s = planned.ends[samples]
+        if planned.num_drafts is not None and planned.num_drafts.any():
+            self.drafted = inputs = flat_inputs(batch, planned)
+            self.sample_rows, self.sample_runs = inputs.sample_rows, inputs.sample_runs
+            self.sample_positions = inputs.sample_positions
         self.of_prompts: PromptLogprobs | None = None
         self.read_logprobs: ReadLogprobs | None = None
         """None: only tokens are wanted."""
         self.is_late: Bools | None = None
         """[k], if some of the rows that sample are constrained."""
 
+    def end(self, sampled: Sampled) -> StepResult:
+        """The step has ended now; sampled: of the k places. The batch gets the tokens that count, unless another
+        request stands in their row by now."""
+        start_ns, end_ns = self.clock.end(self.start_ns)
+        return result_of(self.plan, self._take(sampled), start_ns, end_ns, self.of_prompts)
 
-def result_of(step: LaunchedStep, token_ids: Int32s, logprobs: dict[str, bytes]) -> StepResult:
-    """Of a step that has ended now; token_ids: [k] of the rows that sample."""
-    start_ns, end_ns = step.clock.end(step.start_ns)
-    sampled, num_sampled = without_late_rows(Sampled(token_ids, logprobs), step.is_late)
-    result = StepResult(
-        epoch=step.plan.epoch,
-        step=step.plan.step,
-        runs=step.sample_runs.tobytes(),
-        positions=step.sample_positions.tobytes(),
-        token_ids=sampled.token_ids.tobytes(),
-        start_ns=start_ns,
-        end_ns=end_ns,
-        prompt_logprobs=step.of_prompts,
-        num_sampled=b"" if num_sampled is None else num_sampled.tobytes(),
-    )
-    return msgspec.structs.replace(result, **sampled.logprobs) if sampled.logprobs else result
+    def _take(self, sampled: Sampled) -> Yields:
+        if self.drafted is not None:  # nothing is launched before the host knows how far its rows have come
+            return take_yields(self.batch, self.drafted, sampled, self.is_late)
+        batch, rows, positions, runs = self.batch, self.sample_rows, self.sample_positions, self.sample_runs
+        is_here = batch.is_used[rows] & (batch.run[rows] == runs)
+        batch.write_sampled(rows[is_here], positions[is_here], sampled.token_ids[is_here])
+        return single_yields(runs, positions, sampled, self.is_late, were_drafts_asked=self._were_drafts_asked)
+
+
+NOTHING_SAMPLED = Sampled(np.empty(0, np.int32), {})
+"""Of a step in which no row samples."""
 
 
 class DeviceStep:
-    """A step whose tokens are being copied. The batch gets them when it is settled, unless another request stands in
-    their row by then."""
+    """A step whose tokens are being copied. The batch gets them when it is settled."""
 
     def __init__(self, step: LaunchedStep, host: Tensor, arrival: Moment) -> None:
         """host: int32, the sampler's outputs from the moment `arrival` on, tokens first."""
@@ -98,16 +106,9 @@ class DeviceStep:
                 raise DeviceFault(str(error)) from error
             step, outputs = self._step, self._host.numpy()
             token_ids: Int32s = outputs[: step.sample_rows.size].copy()
-            self._give(token_ids)
             logprobs = {} if step.read_logprobs is None else step.read_logprobs(outputs)
-            self._result = result_of(step, token_ids, logprobs)
+            self._result = step.end(Sampled(token_ids, logprobs))
         return self._result
-
-    def _give(self, token_ids: Int32s) -> None:
-        step, batch = self._step, self._step.batch
-        rows, positions = step.sample_rows, step.sample_positions
-        is_here = batch.is_used[rows] & (batch.run[rows] == step.sample_runs)
-        batch.write_sampled(rows[is_here], positions[is_here], token_ids[is_here])
 
 
 class TokenRing:

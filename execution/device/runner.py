@@ -13,7 +13,9 @@ from torch import Tensor
 from ...errors import DeviceFault, NotEnoughMemory
 from ...mailbox.messages.steps import StepPlan, StepResult
 from ...models.device_decoder import DecoderBuffers, DeviceDecoder
+from ...speculative.proposer import Proposer
 from ...topology.device import DEVICE_POOL_SHARE
+from ..drafter import Drafter
 from ..graph_buckets import graph_bucket
 from ..input_batch import InputBatch
 from ..pending_step import EndedStep, PendingStep
@@ -22,12 +24,14 @@ from ..prepare_inputs import StepInputs, flat_inputs
 from ..prompt_pieces import find_prompt_pieces
 from ..token_masks import MaskSource, TokenMasks
 from ..warm_up import warm_up_plans
+from .bounded_proposer import BoundedProposer
 from .decode_steps import DecodeSteps
 from .device_masks import DeviceMasks, LaunchSampling
+from .draft_steps import DraftSteps
 from .flat_steps import FlatStep
 from .graphs import GraphCache, Mode
 from .limits import RunnerLimits
-from .pending import Clock, DeviceStep, LaunchedStep, TokenRing, result_of
+from .pending import NOTHING_SAMPLED, Clock, DeviceStep, LaunchedStep, TokenRing
 from .pool import DevicePool
 from .sampler_choice import MakeSampler, sampler_for
 from .seam import Device
@@ -43,7 +47,8 @@ class DeviceRunner:
     """A decoder on a device with its KV pool, and the persistent batch of one rank, on both sides.
 
     Where the device samples by itself the host learns the tokens when they come; a step with rows that the host has a
-    part in is waited for.
+    part in is waited for, and so is one that verifies drafts, before the next: how far its rows have come is what the
+    host says, and a proposer reads their tokens there.
     """
 
     def __init__(
@@ -58,27 +63,36 @@ class DeviceRunner:
         graphs: Mode = "lazy",
         make_sampler: MakeSampler | None = None,
         masks: MaskSource | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
-        """make_sampler: in place of the one for the device; masks: of constrained rows, if there may be any."""
+        """make_sampler: in place of the one for the device; masks: of constrained rows, if there may be any; proposer:
+        guesses where plans ask for it."""
         shape, there = decoder.shape, decoder.device
         self.decoder, self.limits = decoder, limits
         self.pool = DevicePool(shape, num_blocks, block_size, kv_dtype, there)
         self.batch = InputBatch(limits.max_num_seqs, limits.max_model_len, block_size)
         self.graphs = GraphCache(device, graphs)
         self._buckets = limits.buckets
-        max_rows, max_tokens = self._buckets[-1], limits.max_step_tokens
+        max_rows, max_places, max_tokens = self._buckets[-1], limits.max_places, limits.max_step_tokens
         self._buffers = DecoderBuffers(shape, max_tokens, decoder.dtype, there)
         self._state = DeviceState(self.batch, max_rows, there)
-        self.decode_steps = DecodeSteps(decoder, self.pool.caches, self._buffers, self._state, self.graphs, max_rows)
+        self.logits = torch.empty(max_places, shape.vocab_size, dtype=decoder.dtype, device=there)
+        parts = decoder, self.pool.caches, self._buffers, self._state, self.graphs, self.logits
+        self.decode_steps = DecodeSteps(*parts, max_rows)
+        self.draft_steps = DraftSteps(*parts)
         make_sampler = make_sampler or sampler_for(there)
-        self._sampler = make_sampler(self._compute_logits, self.batch, shape.vocab_size, max_rows, there)
+        self._sampler = make_sampler(self._compute_logits, self.batch, shape.vocab_size, max_places, there)
+        if proposer is not None:
+            proposer = BoundedProposer(proposer, self._sampler.can_draft, max_places - max_rows)
+        self._drafter = Drafter(self.batch, proposer)
         num_slots = limits.pipeline_depth + 1
-        slot_bytes = 32 * max_tokens + 64 * max_rows + 24 * _CHANGED_BLOCKS
+        slot_bytes = 48 * max_tokens + 64 * max_rows + 24 * _CHANGED_BLOCKS
         self._ring = StagingRing(device, num_slots, slot_bytes)
-        self._masks = DeviceMasks(self.batch, masks, shape.vocab_size, device, num_slots, max_rows)
+        self._masks = DeviceMasks(self.batch, masks, shape.vocab_size, device, num_slots, max_places)
         self._tokens = TokenRing(device, num_slots, self._sampler.outputs.numel())
         self._clock = Clock()
         self._pending: deque[DeviceStep] = deque()
+        self._has_drafts_pending = False
         self._kind_rows = np.zeros(0, np.int32)
         self._kind = self._sampler.kind(self._kind_rows, self._kind_rows)
 
@@ -114,12 +128,15 @@ class DeviceRunner:
         for plan in warm_up_plans(self.pool.block_size, self.batch.max_model_len):
             self.run(plan)
         if self.graphs.can_record:
-            self._sampler.warm_up(self.decode_steps.logits)
+            self._sampler.warm_up(self.logits)
             for plan in prompt_plans(self.limits, self.pool.block_size, self.pool.num_blocks):
                 self.clear()
                 self.run(plan)
             for bucket in reversed(self._buckets):  # the largest first: later ones find room in its memory
                 self.run_padding(bucket)
+                for length in range(2, 2 + self.limits.max_drafts):
+                    if bucket * length <= self.limits.max_places:
+                        self.run_padding(bucket, length)
                 while self.graphs.is_eager and self.graphs.record_next():
                     pass
         self.clear()
@@ -138,6 +155,7 @@ class DeviceRunner:
     def clear(self) -> None:
         """Forget all rows; the pool stays as it is."""
         self._settle()
+        self._drafter.clear()
         self.batch.clear()
         self._sampler.clear()
         self._state.clear()
@@ -148,21 +166,28 @@ class DeviceRunner:
 
     def _launch(self, plan: StepPlan) -> PendingStep:
         start_ns = time.monotonic_ns()
+        if self._has_drafts_pending or (plan.max_drafts and self._drafter.proposer is not None):
+            self._settle()
         self.batch.apply(plan)
         self._sampler.apply(plan)
+        self._drafter.apply(plan)
         if plan.new_rows:
             self._state.forget(np.array([new.row for new in plan.new_rows], np.int32))
-        planned = read_rows(self.batch, plan)
+        planned = read_rows(self.batch, plan, self._drafter.proposer)
         step = LaunchedStep(plan, planned, self.batch, self._clock, start_ns)
         if not planned.rows.size:
             self._settle()
-            return EndedStep(result_of(step, np.empty(0, np.int32), {}))
+            return EndedStep(step.end(NOTHING_SAMPLED))
         kind = self._kind_of(step)
         if kind is None:
             self._settle()  # what is sampled may depend on all tokens before it
-        bucket = graph_bucket(planned.rows.size, self._buckets) if planned.are_all_single else None
+        bucket = graph_bucket(planned.rows.size, self._buckets) if planned.are_all_single or step.drafted else None
         masks = self._masks.begin(step)
-        if bucket is None:
+        if step.drafted is not None and kind is not None and self.draft_steps.takes(step.drafted, bucket):
+            assert bucket is not None
+            length = self._forward_drafts(step.drafted, bucket)
+            sample = lambda taken: self._sample_drafts(step, bucket, length, kind, taken)  # noqa: E731
+        elif bucket is None or step.drafted is not None:
             sample = self._forward_flat(step, kind)
         elif kind is None:
             hidden = self.forward_decode(planned, bucket)
@@ -212,11 +237,35 @@ class DeviceRunner:
         self._state.note_advanced(step.planned.rows)
         return self._fetch(step)
 
+    # Steps in which every row samples behind each of its tokens, for some are drafts
+
+    def _forward_drafts(self, inputs: StepInputs, bucket: int) -> int:
+        """Returns the places of a row."""
+        changes = Changes()
+        self._ring.open()
+        staged = self.draft_steps.stage(inputs, bucket, self._ring)
+        self._state.bring_order(inputs.rows, bucket, changes)
+        self._state.bring_tables(inputs.rows, changes)
+        self._send(changes)
+        self.draft_steps.bring(staged)
+        length = int(inputs.num_tokens.max())
+        self.draft_steps.forward(bucket, length)
+        self._ring.close()
+        return length
+
+    def _sample_drafts(
+        self, step: LaunchedStep, bucket: int, length: int, kind: Hashable, masks: TokenMasks | None
+    ) -> PendingStep:
+        self._masks.place(masks, step, self._sampler)
+        self._tokens.order()
+        self.draft_steps.sample(bucket, length, self._sampler, kind)
+        return self._fetch(step)
+
     # Other steps
 
     def _forward_flat(self, step: LaunchedStep, kind: Hashable | None) -> LaunchSampling:
         """Launch the forward pass; returns what launches the rest."""
-        inputs = flat_inputs(self.batch, step.planned)
+        inputs = step.drafted or flat_inputs(self.batch, step.planned)
         changes = Changes()
         self._ring.open()
         flat = FlatStep(inputs, self._state, self._ring)
@@ -245,7 +294,7 @@ class DeviceRunner:
         self._tokens.order()
         num_sampled = inputs.sample_rows.size
         if num_sampled:
-            logits = self.decode_steps.logits[:num_sampled]
+            logits = self.logits[:num_sampled]
             flat.sample(self.decoder, hidden, logits, self._sampler, kind)
         self._ring.close()
         return self._fetch(step)
@@ -261,8 +310,12 @@ class DeviceRunner:
     def _fetch(self, step: LaunchedStep) -> DeviceStep:
         """The tokens of a step that the device sampled begin their way to the host."""
         rows, positions = step.sample_rows, step.sample_positions
-        self._state.note_sampled(rows, positions)
-        self.batch.expect_sampled(rows, positions)
+        if step.drafted is not None:
+            self._state.note_drafted(rows)
+            self._has_drafts_pending = True
+        else:
+            self._state.note_sampled(rows, positions)
+            self.batch.expect_sampled(rows, positions)
         outputs = self._sampler.outputs
         step.read_logprobs = self._sampler.logprob_reader(rows)
         if step.read_logprobs is None:
@@ -277,16 +330,18 @@ class DeviceRunner:
         self, step: LaunchedStep, inputs: StepInputs, hidden: Tensor, masks: TokenMasks | None
     ) -> PendingStep:
         if not inputs.sample_rows.size:
-            return EndedStep(result_of(step, np.empty(0, np.int32), {}))
+            return EndedStep(step.end(NOTHING_SAMPLED))
         sampled = self._sampler.sample(hidden, inputs, masks)
         step.is_late = None if masks is None else masks.is_late
-        self.batch.write_sampled(inputs.sample_rows, inputs.sample_positions, sampled.token_ids)
-        return EndedStep(result_of(step, sampled.token_ids, sampled.logprobs))
+        if step.drafted is not None:
+            self._state.note_drafted(inputs.sample_rows)
+        return EndedStep(step.end(sampled))
 
     def _settle(self) -> None:
         """Wait until the host knows all tokens that were sampled."""
         while self._pending:
             self._pending.popleft().settle()
+        self._has_drafts_pending = False
 
     def _compute_logits(self, hidden: Tensor) -> Tensor:
         """[k, hidden_size] -> [k, vocab_size] of the model's dtype"""
@@ -295,9 +350,15 @@ class DeviceRunner:
         return out
 
     @torch.inference_mode()
-    def run_padding(self, bucket: int) -> None:
-        """A decode step of so many rows, all of them padding."""
+    def run_padding(self, bucket: int, length: int = 1) -> None:
+        """A decode step of so many rows of so many places, all of them padding."""
         self._state.bring_padding(bucket)
-        self.decode_steps.forward(bucket)
         nobody = np.zeros(0, np.int32)
-        self.decode_steps.sample(bucket, self._sampler, self._sampler.kind(nobody, nobody))
+        kind = self._sampler.kind(nobody, nobody)
+        if length == 1:
+            self.decode_steps.forward(bucket)
+            self.decode_steps.sample(bucket, self._sampler, kind)
+        else:
+            self.draft_steps.bring_padding(bucket, length)
+            self.draft_steps.forward(bucket, length)
+            self.draft_steps.sample(bucket, length, self._sampler, kind)

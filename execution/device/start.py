@@ -11,6 +11,7 @@ from ...checkpoints.shape import ModelShape
 from ...errors import NotEnoughMemory
 from ...kernels.device_operations import Operations, TorchOperations
 from ...models.device_decoder import DeviceDecoder
+from ...speculative.proposer import Proposer
 from ...topology.device import DEVICE_POOL_SHARE
 from ...topology.render import render_bytes
 from ...topology.schema import KVCacheSection
@@ -62,9 +63,11 @@ def start_runner(
     graphs: Mode,
     num_blocks: int,
     masks: MaskSource | None = None,
+    proposer: Proposer | None = None,
 ) -> tuple[DeviceRunner, PoolPlan]:
     """Load, measure, make the pool. num_blocks: of the engine that the rank comes back to; 0: the rank is its first,
-    and decides; masks: of constrained rows. Raises NotEnoughMemory with what was measured until then."""
+    and decides; masks: of constrained rows; proposer: of drafts. Raises NotEnoughMemory with what was measured until
+    then."""
     free_at_first = device.free_bytes()
     try:
         decoder = load()
@@ -73,7 +76,7 @@ def start_runner(
         def make(blocks: int) -> DeviceRunner:
             return DeviceRunner(
                 decoder, device, limits, num_blocks=blocks, block_size=section.block_size, kv_dtype=kv_dtype,
-                graphs=graphs, masks=masks,
+                graphs=graphs, masks=masks, proposer=proposer,
             )  # fmt: skip
 
         plan = _measure(make, device, limits, section, weight_bytes, free_at_first)
@@ -104,7 +107,7 @@ def _measure(
     probe.record_largest()
     block_bytes = probe.pool.tensors.num_bytes() // (probe_blocks + 1)
     probe_bytes = (probe_blocks + 1) * block_bytes
-    num_graphs = 2 * len(limits.buckets) if probe.graphs.num_graphs else 0
+    num_graphs = 2 * len(limits.buckets) * (1 + limits.max_drafts) if probe.graphs.num_graphs else 0
     graph_bytes = probe.graphs.num_bytes // max(1, probe.graphs.num_graphs) * num_graphs
     step_bytes = free_at_first - free_behind - weight_bytes - probe_bytes
     free_bytes = free_at_first - weight_bytes - step_bytes - graph_bytes

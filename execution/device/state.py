@@ -129,6 +129,11 @@ class DeviceState:
         """The step that is launched now leaves its tokens, at these positions, in `tokens`."""
         self.token_positions[rows] = positions
 
+    def note_drafted(self, rows: Int32s) -> None:
+        """The step that is launched now verifies drafts: only the host will say how far these rows have come."""
+        self.token_positions[rows] = _UNKNOWN
+        self.next_positions[rows] = _UNKNOWN
+
     def note_advanced(self, rows: Int32s) -> None:
         """The step that is launched now moves `positions` of these rows on by one."""
         self.next_positions[rows] += 1

@@ -50,6 +50,10 @@ class StepSampler(Protocol):
         has to do it. Another kind than None holds for the same requests' later tokens, too."""
         ...
 
+    def can_draft(self, rows: Int32s) -> NDArray[np.bool_]:
+        """Which of these rows may sample at several places of a step."""
+        ...
+
     def place_masks(self, masks: TokenMasks, rows: Int32s, positions: Int32s, ring: StagingRing) -> None:
         """Of the next `launch`, if some of its rows are constrained: what others than None are the `kind` of. rows,
         positions: [k], of the tokens to be sampled, which have all tokens before them on the host; ring: of masks."""
@@ -98,6 +102,9 @@ class TorchStepSampler:
 
     def kind(self, rows: Int32s, positions: Int32s) -> Hashable | None:
         return "greedy" if self._is_plain[rows].all() else None
+
+    def can_draft(self, rows: Int32s) -> NDArray[np.bool_]:
+        return np.ones(rows.size, np.bool_)
 
     def place_masks(self, masks: TokenMasks, rows: Int32s, positions: Int32s, ring: StagingRing) -> None:
         raise AssertionError("constrained rows have no kind here")

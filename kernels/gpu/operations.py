@@ -41,7 +41,9 @@ class GpuOperations:
     def __init__(self, sizes: LayerSizes, max_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         self._normed = torch.empty(max_tokens, sizes.hidden_size, dtype=dtype, device=device)
         self._gate_up = torch.empty(max_tokens, 2 * sizes.intermediate_size, dtype=dtype, device=device)
-        self._workspace = DecodeWorkspace(device, sizes.num_heads, sizes.kv_heads, sizes.head_dim)
+        self._sizes, self._device = sizes, device
+        self._workspaces: dict[int, DecodeWorkspace] = {}
+        """By query tokens of each row."""
         self._torch = TorchOperations()
 
     def rms_norm(self, x: Tensor, norm: Norm, out: Tensor) -> None:
@@ -104,7 +106,8 @@ class GpuOperations:
                 block_size=size,
                 scale=scale,
                 window=window,
-                workspace=self._workspace,
+                workspace=self._workspace(rows.max_query_len),
+                query_len=rows.max_query_len,
             )
         else:
             varlen_attention(
@@ -128,6 +131,12 @@ class GpuOperations:
 
     def finish_decode(self, state: RowState, order: Tensor, sampled: Tensor) -> None:
         finish_decode(state, order, sampled)
+
+    def _workspace(self, query_len: int) -> DecodeWorkspace:
+        if (there := self._workspaces.get(query_len)) is None:
+            heads, kv_heads, head_dim = self._sizes.num_heads, self._sizes.kv_heads, self._sizes.head_dim
+            there = self._workspaces[query_len] = DecodeWorkspace(self._device, heads, kv_heads, head_dim, query_len)
+        return there
 
     def _prefers_rows(self, x: Tensor, out: Tensor, *, gated: bool = False) -> bool:
         return prefers_rows(*x.shape, out.shape[1], gated=gated, num_sms=num_sms(x.device))
