@@ -7,7 +7,7 @@ Weights are random, but for the head and what layers add: the likeliest token be
 it in advance, so that a proposer can know it. It guesses each token right with `--share`, by its own dice: 3 drafts of
 0.69 give 2.5 tokens a step. Every token is verified by the whole model. Told are, of each fixed number of drafts and of
 the scheduler's choice (its second load: in the first it learns the times), the milliseconds of a step, tokens of a row
-in a step, and the speed beside none; "expected" is tokens in a step over the ratio of the steps' times.
+in a step, and the speed beside none; "expected" is 1 + share + share^2 + ... over the ratio of the steps' times.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Measured:
     tokens_a_step: float
     """Of a row."""
     tokens_per_s: float
+    host_us: float
+    """Of the step's thread in a launch, but for the wait for the step before: with drafts the device idles so long."""
 
 
 class ChainProposer:
@@ -115,6 +117,7 @@ class Bench:
         self._blocks_per_row = -(-max_len // BLOCK_SIZE)
         self._device, self._dtype = device, dtype
         self._num_blocks = max_batch * self._blocks_per_row
+        self._launching, self._waiting, self._num_launched = 0.0, 0.0, 0
 
     def make_runner(self, share: float) -> DeviceRunner:
         """With a pool, warmed up: kernels and graphs of the lengths that it may meet are made."""
@@ -127,12 +130,21 @@ class Bench:
             kv_dtype=self._dtype,
             proposer=ChainProposer(self.next_ids, share),
         )
-        for bucket in (1, 32, self._limits.buckets[-1]):
-            for length in range(1, 2 + self._limits.max_drafts):
-                if bucket in self._limits.buckets and bucket * length <= self._limits.max_places:
-                    runner.run_padding(bucket, length)
+        for bucket in self._limits.buckets:
+            runner.run_padding(bucket)
+        for length in self._limits.draft_lengths:
+            for bucket in self._limits.draft_buckets:
+                runner.run_padding_with_drafts(bucket, length)
         while runner.use_idle_time():
             pass
+        settle = runner._settle
+
+        def wait() -> None:
+            begin = time.perf_counter()
+            settle()
+            self._waiting += time.perf_counter() - begin
+
+        runner._settle = wait  # type: ignore[method-assign]
         return runner
 
     def measure(
@@ -164,6 +176,7 @@ class Bench:
                 for result in self._run(scheduler, runner, self._requests(load, batch, context, num_tokens))
                 if len(result.runs) // 8 == batch
             ][SKIPPED_STEPS:-2]  # at the end rows have room for fewer drafts
+        host_us = (self._launching - self._waiting) * 1e6 / self._num_launched
         tokens = np.array([len(result.token_ids) // 4 for result in results[1:]])
         seconds = (results[-1].end_ns - results[0].end_ns) / 1e9
         return Measured(
@@ -173,6 +186,7 @@ class Bench:
             step_ms=seconds * 1e3 / len(tokens),
             tokens_a_step=float(tokens.mean()) / batch,
             tokens_per_s=float(tokens.sum()) / seconds,
+            host_us=host_us,
         )
 
     def _requests(self, load: int, batch: int, context: int, num_tokens: int) -> list[Event]:
@@ -184,6 +198,7 @@ class Bench:
         ]
 
     def _run(self, scheduler: Scheduler, runner: DeviceRunner, events: Sequence[Event]) -> Iterator[StepResult]:
+        self._launching, self._waiting, self._num_launched = 0.0, 0.0, 0
         plans: deque[StepPlan] = deque()
         launched: deque[PendingStep] = deque()
         while True:
@@ -193,23 +208,27 @@ class Bench:
             scheduler.collect()
             if not plans and not launched:
                 return
+            begin = time.perf_counter()
             while plans:
                 launched.append(runner.launch(plans.popleft()))
+                self._num_launched += 1
+            self._launching += time.perf_counter() - begin
             result = launched.popleft().result()
             yield result
             events = [msgspec.structs.replace(result, num_plans_waiting=len(launched))]
 
 
-def table(measured: Sequence[Measured]) -> Iterator[str]:
-    """For a person, of one batch: none first."""
+def table(measured: Sequence[Measured], share: float) -> Iterator[str]:
+    """For a person, of one batch: none first. share: of the drafts that are right."""
     none = measured[0]
     best = max(m.tokens_per_s for m in measured if m.drafts != "automatic")
     for m in measured:
-        expected = m.tokens_a_step / none.tokens_a_step * none.step_ms / m.step_ms
+        tokens = sum(share**place for place in range(int(m.drafts) + 1)) if m.drafts.isdigit() else m.tokens_a_step
+        expected = tokens * none.step_ms / m.step_ms
         yield (
             f"{m.model} {m.batch:4} rows, drafts {m.drafts:>9}: step {m.step_ms:7.3f} ms, {m.tokens_a_step:5.2f} "
             f"tokens, {m.tokens_per_s:8.0f} tokens/s, {m.tokens_per_s / none.tokens_per_s:5.2f} of none "
-            f"(expected {expected:5.2f}), {m.tokens_per_s / best:6.3f} of the best"
+            f"(expected {expected:5.2f}), {m.tokens_per_s / best:6.3f} of the best; host {m.host_us:5.0f} us"
         )
 
 
@@ -237,7 +256,7 @@ def main() -> None:
             bench.measure(runner, batch, drafts, args.context, args.tokens, args.depth)
             for drafts in (*range(args.most + 1), None)
         ]
-        print(*table(measured), sep="\n", flush=True)
+        print(*table(measured, args.share), sep="\n", flush=True)
         everything += measured
     if args.json is not None:
         args.json.write_text(json.dumps([asdict(each) for each in everything], indent=1))

@@ -52,7 +52,7 @@ class RowTables(NamedTuple):
     kv_lens: Tensor
     """int32 [n]: tokens that the row's last query token sees, itself included; 0: padding"""
     query_starts: Tensor | None
-    """int32 [n + 1]: first token of each row in the flat list; None: every row has `max_query_len` tokens"""
+    """int32 [n + 1]: first token of each row in the flat list; None: every row has one token"""
     max_query_len: int
 
 
@@ -158,8 +158,7 @@ class TorchOperations:
         self, q: Tensor, cache: PagedCache, rows: RowTables, out: Tensor, *, scale: float, window: int | None
     ) -> None:
         if rows.query_starts is None:
-            queries = q.view(-1, rows.max_query_len, *q.shape[1:])
-            out.copy_(_attend_rows(queries, cache, rows.block_tables, rows.kv_lens, scale, window).view_as(q))
+            out.copy_(_attend_rows(q[:, None], cache, rows.block_tables, rows.kv_lens, scale, window)[:, 0])
             return
         starts = rows.query_starts.tolist()
         for row, (start, end) in enumerate(pairwise(starts)):

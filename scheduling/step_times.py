@@ -31,10 +31,16 @@ class StepTimes:
         if not 0 < num_tokens < self._ns.size or duration_ns <= 0:
             return
         known, news = float(self._ns[num_tokens]), float(duration_ns)
-        if known:
-            news = min(max(news, known / _MOST_NEWS), known * _MOST_NEWS)
+        expected = known or self._expected(num_tokens)
+        if expected:
+            news = min(max(news, expected / _MOST_NEWS), expected * _MOST_NEWS)
         self._num_seen[num_tokens] += 1
         self._ns[num_tokens] += (news - known) * max(_NEWEST, 1.0 / int(self._num_seen[num_tokens]))
+
+    def _expected(self, num_tokens: int) -> float:
+        """Of a size that was never seen; 0: nothing is known."""
+        found = self.curve(num_tokens, num_tokens)
+        return float(found[0]) if found.size else 0.0
 
     def curve(self, first: int, last: int) -> Float64s:
         """[m], m <= last - first + 1: time of steps of first, first + 1, ... tokens, as far as sizes are known or worth

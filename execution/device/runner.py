@@ -43,6 +43,9 @@ _CHANGED_BLOCKS = 1 << 14
 """New blocks of a step that its staging buffer has room for; more are copied one by one, which is slower."""
 
 
+_NOBODY = np.zeros(0, np.int32)
+
+
 class DeviceRunner:
     """A decoder on a device with its KV pool, and the persistent batch of one rank, on both sides.
 
@@ -77,9 +80,9 @@ class DeviceRunner:
         self._buffers = DecoderBuffers(shape, max_tokens, decoder.dtype, there)
         self._state = DeviceState(self.batch, max_rows, there)
         self.logits = torch.empty(max_places, shape.vocab_size, dtype=decoder.dtype, device=there)
-        parts = decoder, self.pool.caches, self._buffers, self._state, self.graphs, self.logits
-        self.decode_steps = DecodeSteps(*parts, max_rows)
-        self.draft_steps = DraftSteps(*parts)
+        parts = decoder, self.pool.caches, self._buffers, self._state, self.graphs, self.logits, max_rows
+        self.decode_steps = DecodeSteps(*parts)
+        self.draft_steps = DraftSteps(*parts, limits.draft_buckets) if limits.max_drafts else None
         make_sampler = make_sampler or sampler_for(there)
         self._sampler = make_sampler(self._compute_logits, self.batch, shape.vocab_size, max_places, there)
         if proposer is not None:
@@ -134,12 +137,17 @@ class DeviceRunner:
                 self.run(plan)
             for bucket in reversed(self._buckets):  # the largest first: later ones find room in its memory
                 self.run_padding(bucket)
-                for length in range(2, 2 + self.limits.max_drafts):
-                    if bucket * length <= self.limits.max_places:
-                        self.run_padding(bucket, length)
                 while self.graphs.is_eager and self.graphs.record_next():
                     pass
+            self._warm_up_drafts()
         self.clear()
+
+    def _warm_up_drafts(self) -> None:
+        for length in self.limits.draft_lengths:
+            for bucket in reversed(self.limits.draft_buckets):
+                self.run_padding_with_drafts(bucket, length)
+                while self.graphs.is_eager and self.graphs.record_next():
+                    pass
 
     def run_largest_step(self) -> None:
         """So that the device has held all that a step may need. The pool has `blocks_of_largest_step`."""
@@ -181,13 +189,11 @@ class DeviceRunner:
         kind = self._kind_of(step)
         if kind is None:
             self._settle()  # what is sampled may depend on all tokens before it
-        bucket = graph_bucket(planned.rows.size, self._buckets) if planned.are_all_single or step.drafted else None
+        bucket = graph_bucket(planned.rows.size, self._buckets) if planned.are_all_single else None
         masks = self._masks.begin(step)
-        if step.drafted is not None and kind is not None and self.draft_steps.takes(step.drafted, bucket):
-            assert bucket is not None
-            length = self._forward_drafts(step.drafted, bucket)
-            sample = lambda taken: self._sample_drafts(step, bucket, length, kind, taken)  # noqa: E731
-        elif bucket is None or step.drafted is not None:
+        if step.drafted is not None and kind is not None and self.draft_steps is not None:
+            sample = self._forward_drafts(self.draft_steps, step, step.drafted, kind)
+        elif bucket is None:
             sample = self._forward_flat(step, kind)
         elif kind is None:
             hidden = self.forward_decode(planned, bucket)
@@ -239,26 +245,30 @@ class DeviceRunner:
 
     # Steps in which every row samples behind each of its tokens, for some are drafts
 
-    def _forward_drafts(self, inputs: StepInputs, bucket: int) -> int:
-        """Returns the places of a row."""
+    def _forward_drafts(
+        self, steps: DraftSteps, step: LaunchedStep, inputs: StepInputs, kind: Hashable
+    ) -> LaunchSampling:
+        """As `_forward_flat`, which does it where it has to."""
+        size = steps.size_of(inputs)
+        if size is None:
+            return self._forward_flat(step, kind)
         changes = Changes()
         self._ring.open()
-        staged = self.draft_steps.stage(inputs, bucket, self._ring)
-        self._state.bring_order(inputs.rows, bucket, changes)
+        staged = steps.stage(inputs, size[0], self._ring)
+        self._state.bring_order(inputs.rows, inputs.rows.size, changes)
         self._state.bring_tables(inputs.rows, changes)
         self._send(changes)
-        self.draft_steps.bring(staged)
-        length = int(inputs.num_tokens.max())
-        self.draft_steps.forward(bucket, length)
+        steps.bring(staged)
+        steps.forward(*size)
         self._ring.close()
-        return length
+        return lambda masks: self._sample_drafts(steps, step, size[0], kind, masks)
 
     def _sample_drafts(
-        self, step: LaunchedStep, bucket: int, length: int, kind: Hashable, masks: TokenMasks | None
+        self, steps: DraftSteps, step: LaunchedStep, bucket: int, kind: Hashable, masks: TokenMasks | None
     ) -> PendingStep:
         self._masks.place(masks, step, self._sampler)
         self._tokens.order()
-        self.draft_steps.sample(bucket, length, self._sampler, kind)
+        steps.sample(bucket, self._sampler, kind)
         return self._fetch(step)
 
     # Other steps
@@ -350,15 +360,16 @@ class DeviceRunner:
         return out
 
     @torch.inference_mode()
-    def run_padding(self, bucket: int, length: int = 1) -> None:
-        """A decode step of so many rows of so many places, all of them padding."""
+    def run_padding(self, bucket: int) -> None:
+        """A decode step of so many rows, all of them padding."""
         self._state.bring_padding(bucket)
-        nobody = np.zeros(0, np.int32)
-        kind = self._sampler.kind(nobody, nobody)
-        if length == 1:
-            self.decode_steps.forward(bucket)
-            self.decode_steps.sample(bucket, self._sampler, kind)
-        else:
-            self.draft_steps.bring_padding(bucket, length)
-            self.draft_steps.forward(bucket, length)
-            self.draft_steps.sample(bucket, length, self._sampler, kind)
+        self.decode_steps.forward(bucket)
+        self.decode_steps.sample(bucket, self._sampler, self._sampler.kind(_NOBODY, _NOBODY))
+
+    @torch.inference_mode()
+    def run_padding_with_drafts(self, bucket: int, length: int) -> None:
+        """A step of so many tokens of rows that have up to `length`, all of them padding."""
+        assert self.draft_steps is not None
+        self.draft_steps.bring_padding(bucket)
+        self.draft_steps.forward(bucket, length)
+        self.draft_steps.sample(bucket, self._sampler, self._sampler.kind(_NOBODY, _NOBODY))

@@ -107,7 +107,7 @@ def _measure(
     probe.record_largest()
     block_bytes = probe.pool.tensors.num_bytes() // (probe_blocks + 1)
     probe_bytes = (probe_blocks + 1) * block_bytes
-    num_graphs = 2 * len(limits.buckets) * (1 + limits.max_drafts) if probe.graphs.num_graphs else 0
+    num_graphs = 2 * limits.num_sizes if probe.graphs.num_graphs else 0
     graph_bytes = probe.graphs.num_bytes // max(1, probe.graphs.num_graphs) * num_graphs
     step_bytes = free_at_first - free_behind - weight_bytes - probe_bytes
     free_bytes = free_at_first - weight_bytes - step_bytes - graph_bytes

@@ -1,4 +1,4 @@
-"""Attention of one query token a row (or of a few) over its keys and values in the paged cache; memory-bound.
+"""Attention of one query token a row, or of a few, over its keys and values in the paged cache; memory-bound.
 
     out[i, h] = sum_t softmax_t(scale * q[i, h] · k[t, h // group]) · v[t, h // group],   t < kv_lens[i]
 
@@ -69,9 +69,12 @@ class DecodeWorkspace:
     """Where programs leave partial sums. One serves every layer and every batch size of a stream: launches that share
     it run one after another. `counters` is zero between launches."""
 
-    def __init__(self, device: torch.device, num_heads: int, kv_heads: int, head_dim: int, query_len: int = 1) -> None:
+    def __init__(
+        self, device: torch.device, num_heads: int, kv_heads: int, head_dim: int, max_query_len: int = 1
+    ) -> None:
+        """max_query_len: of a row; every length between two powers of two has one workspace."""
         self.max_programs = MAX_PROGRAMS_PER_SM * num_sms(device)
-        rows = triton.next_power_of_2(num_heads // kv_heads * query_len)
+        rows = triton.next_power_of_2(num_heads // kv_heads * triton.next_power_of_2(max_query_len))
         self.sums = torch.empty(2 * self.max_programs, rows, head_dim, dtype=torch.float32, device=device)
         self.scales = torch.empty(2 * self.max_programs, rows, dtype=torch.float32, device=device)
         self.counters = torch.zeros(self.max_programs, dtype=torch.int32, device=device)
@@ -89,26 +92,31 @@ def decode_attention(
     scale: float,
     window: int | None,
     workspace: DecodeWorkspace,
-    query_len: int = 1,
+    query_starts: Tensor | None = None,
+    max_query_len: int = 1,
     tiles: DecodeTiles | None = None,
 ) -> None:
     """Write `out`; rows with kv_len 0 are padding, and what `out` has there stays.
 
-    q, out: [n * query_len, num_heads, head_dim], head_dim dense; caches: [num_slots, kv_heads, head_dim], of q's dtype
-    and of equal strides; block_tables: int32 [n, max_blocks], rows may lie further apart; kv_lens: int32 [n], with the
-    step's own keys, which are in the cache. A row's query tokens are its last; each sees the keys up to itself, and
-    with a window only the last `window` of them. block_size: a power of two.
-    Launches before this one may still write q and the caches; kv_lens and block_tables are read before the wait for
-    them (see `has_dependent_launch`).
+    q, out: [t, num_heads, head_dim], head_dim dense; caches: [num_slots, kv_heads, head_dim], of q's dtype and of equal
+    strides; block_tables: int32 [n, max_blocks], rows may lie further apart; kv_lens: int32 [n], with the step's own
+    keys, which are in the cache; query_starts: int32 [n + 1], the first of each row's tokens among the t, of which it
+    has `max_query_len` at most (what lies behind the last row is padding); None: each row has one, t = n. A row's query
+    tokens are its last; each sees the keys up to itself, and with a window only the last `window` of them. block_size:
+    a power of two.
+    Launches before this one may still write q and the caches; kv_lens, query_starts and block_tables are read before
+    the wait for them (see `has_dependent_launch`).
     """
     num_tokens, num_heads, head_dim = q.shape
     kv_heads, n = key_cache.shape[1], kv_lens.shape[0]
-    assert num_tokens == n * query_len and num_heads % kv_heads == 0 and block_size & (block_size - 1) == 0
+    assert num_heads % kv_heads == 0 and block_size & (block_size - 1) == 0
+    assert (num_tokens == n and max_query_len == 1) if query_starts is None else query_starts.shape[0] == n + 1
     assert q.stride(2) == out.stride(2) == key_cache.stride(2) == block_tables.stride(1) == 1
     assert key_cache.stride() == value_cache.stride() and key_cache.dtype == value_cache.dtype == q.dtype
     group = num_heads // kv_heads
     tiles = tiles or choose_tiles(n * kv_heads, head_dim, q.element_size())
     num_programs = num_sms(q.device) * tiles.programs_per_sm
+    query_len = triton.next_power_of_2(max_query_len)
     part_rows = triton.next_power_of_2(group * query_len)
     assert num_programs <= workspace.max_programs and workspace.sums.shape[1:] == (part_rows, head_dim)
     block_d = triton.next_power_of_2(head_dim)
@@ -119,6 +127,7 @@ def decode_attention(
         value_cache,
         block_tables,
         kv_lens,
+        query_starts,
         out,
         workspace.sums,
         workspace.scales,
@@ -135,6 +144,7 @@ def decode_attention(
         out.stride(1),
         KV_HEADS=kv_heads,
         GROUP=group,
+        HAS_STARTS=query_starts is not None,
         QUERY_LEN=query_len,
         QUERY_ROWS=max(16, part_rows),
         PART_ROWS=part_rows,
@@ -202,6 +212,7 @@ def _attend(
     value_cache,
     block_tables,
     kv_lens,
+    query_starts,
     out,
     sums,
     scales,
@@ -218,6 +229,7 @@ def _attend(
     out_head_stride,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
     QUERY_LEN: tl.constexpr,
     QUERY_ROWS: tl.constexpr,
     PART_ROWS: tl.constexpr,
@@ -253,8 +265,7 @@ def _attend(
     r = tl.arange(0, QUERY_ROWS)  # query token, then head of the group
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
-    token, member = tl.minimum(r // GROUP, QUERY_LEN - 1), r % GROUP
-    is_query = (r < GROUP * QUERY_LEN)[:, None] & (d < HEAD_DIM)[None, :]
+    member = r % GROUP
     row, kv_len, first_tile, head_tiles, kv_head, head_start = _locate(
         tile, rows, lens, row_starts, row_ends, window, QUERY_LEN, BLOCK_N, HAS_WINDOW
     )
@@ -277,11 +288,17 @@ def _attend(
         begin_here = tile - head_start
         end_here = tl.minimum(end - head_start, head_tiles)
 
-        tokens = (row * QUERY_LEN + token).to(tl.int64)
+        first_token, query_len = row, 1
+        if HAS_STARTS:
+            first_token = tl.load(query_starts + row)
+            query_len = tl.load(query_starts + row + 1) - first_token
+        token = tl.minimum(r // GROUP, query_len - 1)
+        is_query = (r < GROUP * query_len)[:, None] & (d < HEAD_DIM)[None, :]
+        tokens = (first_token + token).to(tl.int64)
         heads = kv_head * GROUP + member
         q_offsets = (tokens * q_token_stride + heads * q_head_stride)[:, None] + d[None, :]
         queries = tl.load(q + q_offsets, mask=is_query, other=0.0)
-        query_positions = kv_len - QUERY_LEN + token
+        query_positions = kv_len - query_len + token
         table = block_tables + row.to(tl.int64) * table_stride
         keys_of_head = key_cache + kv_head * kv_head_stride + d[None, :]
         values_of_head = value_cache + kv_head * kv_head_stride + d[None, :]
@@ -326,7 +343,7 @@ def _attend(
             first_program = (((head_start + 1) * used - 1) // all_tiles).to(tl.int32)
             last_program = (((head_start + head_tiles) * used - 1) // all_tiles).to(tl.int32)
             lines = (program * 2 + (program == first_program).to(tl.int32)) * PART_ROWS + r
-            tl.store(scales + lines, m + tl.log2(total), mask=r < GROUP * QUERY_LEN)
+            tl.store(scales + lines, m + tl.log2(total), mask=r < GROUP * query_len)
             tl.store(sums + lines[:, None] * HEAD_DIM + d[None, :], average, mask=is_query)
             # At most one (row, head) begins in a run and goes on behind it, so a counter for each program is enough.
             tl.debug_barrier()  # ORDER: all threads' shares, then the count
@@ -335,11 +352,11 @@ def _attend(
                 tl.store(counters + first_program, 0)
                 e = tl.arange(0, PART_ROWS * BLOCK_D)
                 r_out, d_out = e // BLOCK_D, e % BLOCK_D
-                is_element = (r_out < GROUP * QUERY_LEN) & (d_out < HEAD_DIM)
+                is_element = (r_out < GROUP * query_len) & (d_out < HEAD_DIM)
                 whole = add_shares(
                     sums, scales, first_program, last_program, e, is_element, HEAD_DIM, BLOCK_D, PART_ROWS
                 )
-                tokens_out = (row * QUERY_LEN + r_out // GROUP).to(tl.int64)
+                tokens_out = (first_token + r_out // GROUP).to(tl.int64)
                 heads_out = kv_head * GROUP + r_out % GROUP
                 out_offsets = tokens_out * out_token_stride + heads_out * out_head_stride + d_out
                 tl.store(out + out_offsets, whole.to(out.dtype.element_ty), mask=is_element)

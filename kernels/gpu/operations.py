@@ -23,6 +23,9 @@ from .rms_norm import rms_norm
 from .rotary_kv_write import rotary_kv_write
 from .varlen_attention import varlen_attention
 
+MAX_DECODE_TOKENS = 8
+"""Of a row: so few are bound by reading its keys."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
@@ -43,7 +46,7 @@ class GpuOperations:
         self._gate_up = torch.empty(max_tokens, 2 * sizes.intermediate_size, dtype=dtype, device=device)
         self._sizes, self._device = sizes, device
         self._workspaces: dict[int, DecodeWorkspace] = {}
-        """By query tokens of each row."""
+        """By the power of two that holds the query tokens of each row."""
         self._torch = TorchOperations()
 
     def rms_norm(self, x: Tensor, norm: Norm, out: Tensor) -> None:
@@ -95,7 +98,7 @@ class GpuOperations:
         keys, values, size = cache
         if keys.dtype != q.dtype or size & (size - 1):
             self._torch.attend(q, cache, rows, out, scale=scale, window=window)
-        elif rows.query_starts is None:
+        elif rows.max_query_len <= MAX_DECODE_TOKENS:
             decode_attention(
                 q,
                 keys,
@@ -107,9 +110,11 @@ class GpuOperations:
                 scale=scale,
                 window=window,
                 workspace=self._workspace(rows.max_query_len),
-                query_len=rows.max_query_len,
+                query_starts=rows.query_starts,
+                max_query_len=rows.max_query_len,
             )
         else:
+            assert rows.query_starts is not None
             varlen_attention(
                 q,
                 keys,
@@ -132,10 +137,11 @@ class GpuOperations:
     def finish_decode(self, state: RowState, order: Tensor, sampled: Tensor) -> None:
         finish_decode(state, order, sampled)
 
-    def _workspace(self, query_len: int) -> DecodeWorkspace:
-        if (there := self._workspaces.get(query_len)) is None:
+    def _workspace(self, max_query_len: int) -> DecodeWorkspace:
+        length = 1 << (max_query_len - 1).bit_length()
+        if (there := self._workspaces.get(length)) is None:
             heads, kv_heads, head_dim = self._sizes.num_heads, self._sizes.kv_heads, self._sizes.head_dim
-            there = self._workspaces[query_len] = DecodeWorkspace(self._device, heads, kv_heads, head_dim, query_len)
+            there = self._workspaces[length] = DecodeWorkspace(self._device, heads, kv_heads, head_dim, length)
         return there
 
     def _prefers_rows(self, x: Tensor, out: Tensor, *, gated: bool = False) -> bool:

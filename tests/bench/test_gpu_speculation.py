@@ -21,7 +21,7 @@ def test_all_are_accepted_of_a_proposer_that_knows() -> None:
     runner = bench.make_runner(1.0)
     measured = [bench.measure(runner, 2, drafts, 8, 48, 2) for drafts in (0, 3, None)]
     assert [m.tokens_a_step for m in measured[:2]] == [1.0, 4.0]
-    lines = list(table(measured))
+    lines = list(table(measured, 1.0))
     assert len(lines) == 3 and "automatic" in lines[-1]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -21,18 +23,19 @@ def check(
     dtype=torch.float32,
     block_size=16,
     window=None,
-    query_len=1,
+    query_lens=None,
     tiles=SMALL,
     num_launches=1,
 ):
     """Launches beside the twin. Returns what the last wrote."""
     num_heads, kv_heads = heads
     cache = PagedCache(kv_lens, kv_heads, head_dim, dtype, block_size)
-    num_tokens = len(kv_lens) * query_len
+    starts = torch.tensor([0, *itertools.accumulate(query_lens or [1] * len(kv_lens))], dtype=torch.int32)
+    num_tokens, longest = int(starts[-1]), max(query_lens or [1])
     # A view whose rows lie further apart, as those of a fused projection do.
     q = torch.randn(num_tokens, num_heads + 1, head_dim, generator=cache.generator).to(DEVICE, dtype)[:, :num_heads]
     out = torch.empty(num_tokens, num_heads, head_dim, dtype=dtype, device=DEVICE)
-    workspace = DecodeWorkspace(DEVICE, num_heads, kv_heads, head_dim, query_len)
+    workspace = DecodeWorkspace(DEVICE, num_heads, kv_heads, head_dim, longest)
     for buffer in (workspace.sums, workspace.scales):
         buffer.fill_(torch.nan)
     options = {"block_size": block_size, "scale": head_dim**-0.5, "window": window}
@@ -40,11 +43,11 @@ def check(
         out.fill_(torch.nan)
         decode_attention(
             q, cache.keys, cache.values, cache.block_tables, cache.kv_lens, out,
-            **options, workspace=workspace, query_len=query_len, tiles=tiles,
+            **options, workspace=workspace, query_starts=starts.to(DEVICE) if query_lens else None,
+            max_query_len=longest, tiles=tiles,
         )  # fmt: skip
-    starts = torch.arange(0, num_tokens + 1, query_len)
     expected = attend_plainly(q.cpu().double(), *cache.on_cpu(torch.float64, starts), **options)
-    is_padding = (cache.kv_lens.cpu() == 0).repeat_interleave(query_len)
+    is_padding = (cache.kv_lens.cpu() == 0).repeat_interleave(starts.diff())
     assert out.isnan().flatten(1).all(1).cpu().equal(is_padding)  # what is there stays
     assert relative_error(out.cpu()[~is_padding], expected[~is_padding]) < TOLERANCE[dtype]
     assert not workspace.counters.any()  # ready for the next
@@ -77,9 +80,15 @@ def test_a_window_hides_what_lies_further_back(window):
     check([60, 16, 5], window=window)
 
 
-@pytest.mark.parametrize(("query_len", "window"), [(2, None), (5, None), (4, 3)])
-def test_several_query_tokens_a_row(query_len, window):
-    check([60, query_len, 17], query_len=query_len, window=window)
+@pytest.mark.parametrize(
+    ("query_lens", "window"), [([2, 2, 2], None), ([5, 5, 5], None), ([4, 4, 4], 3), ([1, 3, 2], None), ([6, 1, 4], 5)]
+)
+def test_several_query_tokens_a_row(query_lens, window):
+    check([60, query_lens[1], 17], query_lens=query_lens, window=window)
+
+
+def test_rows_of_padding_among_rows_of_several_tokens():
+    check([60, 0, 17, 0], query_lens=[3, 1, 2, 1])
 
 
 @pytest.mark.parametrize("block_n", [16, 32, 64])
