@@ -57,7 +57,7 @@ class DraftSteps:
         return self._wide.nbytes + self._narrow.nbytes
 
     def size_of(self, inputs: StepInputs) -> tuple[int, int] | None:
-        """(tokens with padding, longest row) of the graphs for a step; None: it is no step of this kind, or too large."""
+        """(tokens with padding, longest row) of the graphs for a step; None: it is not of this kind, or too large."""
         counts = inputs.sample_counts
         if counts is None or counts.size != inputs.rows.size or not (counts == inputs.num_tokens).all():
             return None
