@@ -149,13 +149,13 @@ class RowArrays(Generic[R]):
         self.num_ahead[rows] += num_drafts
         self.num_all_ahead += int(np.add.reduce(num_drafts))
 
-    def settle_drafts(self, row: int, num_drafts: int, num_accepted: int) -> None:
-        """Of so many that a plan might have verified so many were accepted. Plans in flight may compute less than they
-        say where that brings the row to its end: the last token is not computed."""
-        self.num_ahead[row] -= num_drafts
-        self.num_all_ahead -= num_drafts
-        self.num_computed[row] = min(self.num_computed[row] + num_accepted, self.max_total[row] - ONE)
-        self.num_expected[row] += num_accepted
+    def settle_drafts(self, rows: RowIndexes, num_drafts: Int32s, num_accepted: Int32s) -> None:
+        """Of so many of each of `rows` that a plan might have verified so many were accepted; int32 [n]. Plans in
+        flight may compute less than they say where that brings a row to its end: the last token is not computed."""
+        self.num_ahead[rows] -= num_drafts
+        self.num_all_ahead -= int(np.add.reduce(num_drafts))
+        self.num_computed[rows] = np.minimum(self.num_computed[rows] + num_accepted, self.max_total[rows] - ONE)
+        self.num_expected[rows] += num_accepted
 
     def set_prefilling(self, row: int, is_prefilling: bool) -> None:
         """Whether plans of the row have still to come to its last known token."""

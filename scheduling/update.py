@@ -1,6 +1,6 @@
 """What a step's result changes: tokens become known, some requests end.
 
-Rows of which nothing but a token is known go through numpy together; the others, and those that end, one by one.
+Rows of which nothing but tokens is known go through numpy together; the others, and those that end, one by one.
 """
 
 from __future__ import annotations
@@ -47,17 +47,13 @@ def apply_result(state: SchedulerState, result: StepResult) -> None:
             for request in arrays.of(rows[is_end]):
                 _end_if_complete(state, request)
         return
-    one_by_one: Bools = is_watched > 0
-    if found.counts is not None:
-        one_by_one |= found.counts > 1
     if found.num_drafts is not None:
-        one_by_one |= found.num_drafts > 0
         _count_drafts(state, found)
-    is_plain = ~one_by_one
-    plain_tokens = found.first_token_ids[is_plain]
-    one_by_one[is_plain] = _append_plain(state, rows[is_plain], fields[:, is_plain], plain_tokens)
+        _settle_drafts(state, found)
+    is_plain: Bools = is_watched == 0
+    is_end = _append_plain_rows(state, found, fields, is_plain)
     logprobs = ResultLogprobs(result)
-    for i in np.flatnonzero(one_by_one).tolist():
+    for i in np.flatnonzero(is_end | ~is_plain).tolist():
         request = arrays.requests[rows[i]]
         assert request is not None
         if is_plain[i]:
@@ -183,6 +179,24 @@ def _check_positions(state: SchedulerState, found: _Tokens, num_tokens: Int32s) 
         )
 
 
+def _append_plain_rows(state: SchedulerState, found: _Tokens, fields: Int32s, is_plain: Bools) -> Bools:
+    """All tokens of those of the n rows that are plain, up to one that ends its row; returns which end, [n]. fields:
+    RESULT_FIELDS of all n."""
+    rows, counts = found.rows, found.counts
+    is_end = np.zeros(len(rows), np.bool_)
+    is_end[is_plain] = _append_plain(state, rows[is_plain], fields[:, is_plain], found.first_token_ids[is_plain])
+    if counts is None or found.firsts is None:
+        return is_end
+    place = 1
+    goes_on = is_plain & ~is_end & (counts > place)
+    while np.count_nonzero(goes_on):
+        those, token_ids = rows[goes_on], found.token_ids[found.firsts[goes_on] + place]
+        is_end[goes_on] = _append_plain(state, those, state.rows.table[RESULT_FIELDS].take(those, axis=1), token_ids)
+        place += 1
+        goes_on &= ~is_end & (counts > place)
+    return is_end
+
+
 def _append_plain(state: SchedulerState, rows: RowIndexes, fields: Int32s, token_ids: Int32s) -> Bools:
     """One token for each of `rows`, whose RESULT_FIELDS are `fields`; returns which of them end with it."""
     arrays = state.rows
@@ -235,15 +249,25 @@ def _count_drafts(state: SchedulerState, found: _Tokens) -> None:
     state.ledgers.count_drafts(found.rows, num_drafted, num_accepted)
 
 
+def _settle_drafts(state: SchedulerState, found: _Tokens) -> None:
+    """Rows that might have drafts stand where their results say."""
+    assert found.num_drafts is not None
+    index = np.flatnonzero(found.num_drafts)
+    num_accepted = np.zeros(len(index), np.int32) if found.counts is None else found.counts[index] - ONE
+    state.rows.settle_drafts(found.rows[index], found.num_drafts[index], num_accepted)
+    num_drafted = found.num_drafts if found.num_drafted is None else found.num_drafted
+    for request, drafted, accepted in zip(
+        state.rows.of(found.rows[index]), num_drafted[index].tolist(), num_accepted.tolist(), strict=True
+    ):
+        request.num_draft_tokens += drafted
+        request.num_accepted_tokens += accepted
+
+
 def _append_each(state: SchedulerState, request: Request, found: _Tokens, i: int, logprobs: ResultLogprobs) -> None:
     """The tokens of one row; those behind one that ends it are dropped."""
     first = i if found.firsts is None else int(found.firsts[i])
     count = 1 if found.counts is None else int(found.counts[i])
     assert request.row is not None
-    if found.num_drafts is not None and found.num_drafts[i]:
-        state.rows.settle_drafts(request.row, int(found.num_drafts[i]), count - 1)
-        request.num_draft_tokens += int((found.num_drafts if found.num_drafted is None else found.num_drafted)[i])
-        request.num_accepted_tokens += count - 1
     request.num_deaths = 0
     state.trial.acquit(request.key)
     state.ledgers.token(request)

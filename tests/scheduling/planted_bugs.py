@@ -81,8 +81,8 @@ BUGS = (
     PlantedBug(
         "rejected_drafts_count_as_computed",
         "scheduling.update",
-        "state.rows.settle_drafts(request.row, int(found.num_drafts[i]), count - 1)",
-        "state.rows.settle_drafts(request.row, int(found.num_drafts[i]), int(found.num_drafts[i]))",
+        "state.rows.settle_drafts(found.rows[index], found.num_drafts[index], num_accepted)",
+        "state.rows.settle_drafts(found.rows[index], found.num_drafts[index], found.num_drafts[index])",
     ),
     PlantedBug(
         "deadlines_are_ignored",

@@ -86,11 +86,11 @@ def test_times_between_sizes_and_beyond_them() -> None:
     times.learn(4, 100)
     assert times.curve(1, 4).tolist() == [100] * 4
     assert times.curve(4, 40).size == 3, "sizes up to 6 are tried"
-    times.learn(8, 180)
-    assert times.curve(4, 8).tolist() == [100, 120, 140, 160, 180]
-    assert times.curve(20, 22).tolist() == [420, 440, 460]
+    times.learn(8, 140)
+    assert times.curve(4, 8).tolist() == [100, 110, 120, 130, 140]
+    assert times.curve(20, 22).tolist() == [260, 270, 280]
     times.learn(6, 90)
-    assert times.curve(5, 7).tolist() == [100, 100, 140], "they never fall"
+    assert times.curve(5, 7).tolist() == [100, 100, 120], "they never fall"
     for _ in range(60):
         times.learn(4, 200)
     assert times.curve(4, 4)[0] == pytest.approx(200, rel=0.02)
@@ -102,6 +102,8 @@ def test_a_step_that_waited_for_something_else_counts_for_little() -> None:
         times.learn(3, 1_000)
     times.learn(3, 1_000_000)
     assert times.curve(3, 3)[0] == pytest.approx(1_050, rel=0.001)
+    times.learn(4, 1_000_000)
+    assert times.curve(4, 4)[0] == pytest.approx(1.5 * 1_050, rel=0.001), "the first of its size, too"
 
 
 @pytest.mark.parametrize("batch", [1, 96])
