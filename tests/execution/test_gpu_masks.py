@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from callboard.checkpoints import resolve_checkpoint
+from callboard.execution.device.cuda import CudaDevice
 from callboard.execution.device.device_sampler import DeviceSampler
 from callboard.execution.device.kernel_sampler import KernelStepSampler
 from callboard.execution.device.limits import RunnerLimits
 from callboard.execution.device.runner import DeviceRunner
-from callboard.execution.device.seam import HostDevice
+from callboard.execution.device.seam import Device
 from callboard.execution.device.staging import StagingRing
+from callboard.execution.device.start import make_operations
 from callboard.execution.device.step_sampler import TorchStepSampler
 from callboard.execution.input_batch import InputBatch
 from callboard.execution.pending_step import HeldStep
@@ -72,7 +74,7 @@ def test_every_kind_of_row_is_sampled_under_its_mask_as_in_torch(make_plan_maker
         padding = 3
         logits = torch.cat((hidden[inputs.last_tokens], torch.full((padding, VOCAB), torch.nan))).to(DEVICE)
         rows = torch.from_numpy(np.r_[inputs.sample_rows, [MAX_ROWS] * padding].astype(np.int32)).to(DEVICE)
-        ring = StagingRing(HostDevice(), 2, 1 << 16) if IS_INTERPRETED else None
+        ring = StagingRing(make_device(), 2, 1 << 16)
         ours.place_masks(copy_of(masks), inputs.sample_rows, inputs.sample_positions, ring)
         ours.launch(logits, rows, torch.from_numpy(np.r_[positions, [0] * padding]).to(DEVICE), kind)
         everything = ours.outputs.everything.cpu().numpy()
@@ -112,8 +114,13 @@ def qwen3(tmp_path_factory):
     with torch.inference_mode():
         loaded = load(make_oracle("qwen3"), path)
         checkpoint = resolve_checkpoint(str(path))
-        cpu = torch.device("cpu")
-        return loaded, load_device_decoder(checkpoint, loaded.shape, torch.float32, cpu, TorchOperations(), 120)
+        operations = TorchOperations() if IS_INTERPRETED else make_operations(loaded.shape, 64, torch.float32, DEVICE)
+        return loaded, load_device_decoder(checkpoint, loaded.shape, torch.float32, DEVICE, operations, 120)
+
+
+def make_device() -> Device:
+    """Where the runner computes."""
+    return LateDevice(records=True) if IS_INTERPRETED else CudaDevice(DEVICE)
 
 
 class HeldDevice(LateDevice):
@@ -143,7 +150,7 @@ def device_runner(qwen3, board):
     def make(make_sampler=KernelStepSampler, device=None):
         runner = DeviceRunner(
             qwen3[1],
-            device or LateDevice(records=True),
+            device or make_device(),
             RunnerLimits(8, 64, 120, 2),
             num_blocks=64,
             block_size=4,
@@ -235,6 +242,7 @@ def test_tokens_are_those_of_the_torch_path_at_every_depth(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not IS_INTERPRETED, reason="a GPU comes to the end of a forward pass by itself")
 def test_sampling_waits_for_the_masks_or_the_end_of_the_forward_pass(device_runner, make_plan_maker, board):
     device = HeldDevice()
     runner, maker = device_runner(device=device), make_plan_maker(64)
