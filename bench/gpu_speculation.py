@@ -43,6 +43,8 @@ from .gpu_models import SHAPES, random_decoder
 
 BLOCK_SIZE = 16
 SKIPPED_STEPS = 8
+LEAST_TOKENS = 800
+"""Of all rows together: fewer have an acceptance of their own."""
 ADDED = 1e-4
 """What layers add to a token's embedding is so much of what it would be."""
 
@@ -244,16 +246,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     batches = [int(batch) for batch in args.batches.split(",")]
+    lengths = [max(args.tokens, LEAST_TOKENS // batch) for batch in batches]
     device = CudaDevice(torch.device("cuda"))
     print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
     bench = Bench(
-        args.model, SHAPES[args.model], device, max(batches), args.most, args.context + args.tokens + args.most + 1
+        args.model, SHAPES[args.model], device, max(batches), args.most, args.context + max(lengths) + args.most + 1
     )
     runner = bench.make_runner(args.share)
     everything: list[Measured] = []
-    for batch in batches:
+    for batch, length in zip(batches, lengths, strict=True):
         measured = [
-            bench.measure(runner, batch, drafts, args.context, args.tokens, args.depth)
+            bench.measure(runner, batch, drafts, args.context, length, args.depth)
             for drafts in (*range(args.most + 1), None)
         ]
         print(*table(measured, args.share), sep="\n", flush=True)
