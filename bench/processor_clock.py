@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import cast
 
 from ..kernels.cpu.compiled import compiled
-from ..kernels.cpu.meeting import clock
+from ..kernels.cpu.words import clock
 
 _clock = cast("Callable[[], int]", clock)
 """As compiled code calls it."""

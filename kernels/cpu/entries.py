@@ -83,6 +83,8 @@ quantize_eight = CompiledFunction("pack_panels", "quantize_eight")
 choose_token = CompiledFunction("token_choice", "choose_token")
 forbid_others = CompiledFunction("allowed_logits", "forbid_others")
 look_up_ngrams = CompiledFunction("ngram_lookup", "look_up_ngrams")
+exchange = CompiledFunction("rank_exchange", "exchange")
+sum_up = CompiledFunction("rank_exchange", "sum_up")
 draft_suffixes = CompiledFunction("suffix_drafts", "draft_suffixes")
 
 PANELS = {
