@@ -109,10 +109,11 @@ class SharedMemoryCollective:
 
     def _sum_gathered(self, x: Tensor) -> Tensor:
         """Of other dtypes, in the order of the ranks."""
-        first, *others = self.all_gather(x)
-        for other in others:
-            first = first + other
-        return first
+        parts = self.all_gather(x)
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
 
 
 def _signature(what: int, x: Tensor) -> int:
