@@ -18,7 +18,7 @@ class TorchForward:
 
     def __init__(self, model: CausalLM, *, num_blocks: int, block_size: int, kv_dtype: torch.dtype) -> None:
         self.model = model
-        self.kv = KVTensors(model.shape, num_blocks, block_size, kv_dtype, model.device)
+        self.kv = KVTensors(model.local_shape, num_blocks, block_size, kv_dtype, model.device)
         self.shape, self.device = model.shape, model.device
 
     @property
@@ -31,7 +31,7 @@ class TorchForward:
     @torch.inference_mode()
     def hidden_states(self, inputs: StepInputs, batch: InputBatch) -> Tensor:
         model = self.model
-        attention = PagedAttention(self.kv, inputs, batch, model.shape, model.dtype)
+        attention = PagedAttention(self.kv, inputs, batch, model.local_shape, model.dtype)
         token_ids, positions = (
             torch.from_numpy(array).to(self.device) for array in (inputs.token_ids, inputs.positions)
         )

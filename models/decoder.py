@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..checkpoints.shape import ModelShape
@@ -12,6 +13,7 @@ from .decoder_weights import Weights
 from .linear import Linear, compute_dtype
 from .protocol import Attention, CausalLM
 from .rotary_tables import rotary_tables
+from .tensor_parallel import TensorParallel
 
 Forward = Callable[["Decoder", Tensor, Tensor, Attention], Tensor]
 """(model, token_ids, positions, attention) -> hidden states, as `CausalLM.forward`."""
@@ -27,8 +29,12 @@ class Decoder(CausalLM):
         weights: Weights[Tensor, Linear, Tensor],
         forward: Forward,
         max_model_len: int,
+        parallel: TensorParallel | None = None,
     ) -> None:
-        self._shape, self._dtype, self._device = shape, dtype, weights.embedding.device
+        """shape: of the weights; parallel: the other ranks, if the weights are a rank's share."""
+        self._local_shape, self._dtype, self._device = shape, dtype, weights.embedding.device
+        self._shape = shape if parallel is None else parallel.sharding.shape
+        self._parallel = parallel
         self._forward = forward
         self.compute_dtype = compute_dtype(dtype, self._device)
         self.weights = weights
@@ -42,6 +48,10 @@ class Decoder(CausalLM):
     @property
     def shape(self) -> ModelShape:
         return self._shape
+
+    @property
+    def local_shape(self) -> ModelShape:
+        return self._local_shape
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,5 +73,19 @@ class Decoder(CausalLM):
         return self._forward(self, token_ids, positions, attention)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[k, hidden_size] of compute_dtype -> float32 [k, vocab_size]."""
-        return self.weights.head(hidden).float()
+        """[k, hidden_size] of compute_dtype -> float32 [k, vocab_size]; [k, 0] on ranks that do not sample."""
+        logits = self.weights.head(hidden).float()
+        return logits if self._parallel is None else self._parallel.gather_logits(logits)
+
+    # For the family's forward pass
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """int64 [num_tokens] -> [num_tokens, hidden_size] of dtype."""
+        if self._parallel is None:
+            return F.embedding(token_ids, self.weights.embedding)
+        return self._parallel.embed(token_ids, self.weights.embedding)
+
+    def sum_over_ranks(self, partial: Tensor) -> Tensor:
+        """What a matrix that is cut by columns made of this rank's part -> the whole product. Not to be used after:
+        `partial`."""
+        return partial if self._parallel is None else self._parallel.sum_of(partial)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from .decoder import Forward
     from .protocol import CausalLM
+    from .tensor_parallel import TensorParallel
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,13 @@ class Family:
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
+        parallel: TensorParallel | None = None,
     ) -> CausalLM:
-        """Build it from (canonical name, first row, rows): each row of each tensor of `tensor_shapes` once."""
+        """Build it from (canonical name, first row, rows): each row of each tensor of `tensor_shapes` once.
+
+        `parallel`: `shape` and the pieces are a rank's share."""
         from .decoder import Decoder
         from .tensor_form import TensorForm
 
         weights = gather_weights(shape, self.stacks, self.norm_offset, pieces, TensorForm(dtype, device))
-        return Decoder(shape, dtype, weights, self.find_forward(), max_model_len)
+        return Decoder(shape, dtype, weights, self.find_forward(), max_model_len, parallel)

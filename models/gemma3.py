@@ -19,12 +19,12 @@ from .rotary import rotate
 
 def forward(model: Decoder, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
     """int64 [num_tokens] each -> [num_tokens, hidden_size] of compute_dtype, after the final norm."""
-    shape, dtype, width, weights = model.shape, model.dtype, model.compute_dtype, model.weights
+    shape, dtype, width, weights = model.local_shape, model.dtype, model.compute_dtype, model.weights
     num_tokens, num_heads = len(token_ids), shape.num_heads
     num_rotated = num_heads + shape.num_kv_heads
     eps = model.eps
     scale = float(torch.tensor(shape.hidden_size**0.5, dtype=dtype))  # a number of the host: no step copies it
-    hidden = (F.embedding(token_ids, weights.embedding) * scale).to(width)
+    hidden = (model.embed(token_ids) * scale).to(width)
     turns = [table.index_select(0, positions).unbind(1) for table in model.rotary_tables]
     windows = shape.windows or (None,) * shape.num_layers
     for index, (layer, window) in enumerate(zip(weights.layers, windows, strict=True)):
@@ -32,8 +32,9 @@ def forward(model: Decoder, token_ids: Tensor, positions: Tensor, attention: Att
         qkv = layer.qkv(rms_norm(hidden, layer.input_norm, eps)).view(num_tokens, -1, shape.head_dim)
         rotated = rotate(rms_norm(qkv[:, :num_rotated], layer.head_norm, eps), cos, sin).to(dtype)
         attended = attention(index, rotated[:, :num_heads], rotated[:, num_heads:], qkv[:, num_rotated:].to(dtype))
-        hidden += rms_norm(layer.output(attended.to(width)), layer.after_attention_norm, eps)
+        output = model.sum_over_ranks(layer.output(attended.to(width)))
+        hidden += rms_norm(output, layer.after_attention_norm, eps)
         gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps)).chunk(2, dim=-1)
-        activated = layer.down(F.gelu(gate, approximate="tanh").mul_(up))
+        activated = model.sum_over_ranks(layer.down(F.gelu(gate, approximate="tanh").mul_(up)))
         hidden += rms_norm(activated, layer.after_mlp_norm, eps)
     return rms_norm(hidden, weights.final_norm, eps)

@@ -66,7 +66,14 @@ def _stored_tensor(
             return read_quantized(raw, tensor.type)
         return _to_array(raw, tensor.type).reshape(last - first, *shape[1:])
 
-    return StoredTensor(name, shape, tensor.num_bytes, 1, read_rows, read_stored)
+    def read_columns(first: int, last: int, first_column: int, last_column: int) -> Tensor:
+        block_elements, block_bytes = BLOCKS[tensor.type]
+        first_block, last_block = first_column // block_elements, -(-last_column // block_elements)
+        blocks = np.ascontiguousarray(raw_rows(first, last)[:, first_block * block_bytes : last_block * block_bytes])
+        start = first_block * block_elements
+        return _to_tensor(blocks, tensor.type)[:, first_column - start : last_column - start]
+
+    return StoredTensor(name, shape, tensor.num_bytes, 1, read_rows, read_stored, read_columns)
 
 
 def _to_array(raw: NDArray[np.uint8], type_name: str) -> Float32s:

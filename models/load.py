@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from ..checkpoints.gguf_rope import ROPE_FACTORS
 from ..checkpoints.shape import Checkpoint, ModelShape
+from ..checkpoints.sharding import Sharding
 from ..errors import CorruptCheckpoint
 from .decoder_weights import HEAD
 from .gguf_loader import open_gguf
@@ -17,6 +18,7 @@ from .tensors import StoredTensor
 if TYPE_CHECKING:
     import torch
 
+    from .collective import Collective
     from .protocol import CausalLM
 
 
@@ -27,16 +29,26 @@ def load_model(
     device: torch.device,
     max_model_len: int,
     progress: Callable[[int, int], None] | None = None,
+    collective: Collective | None = None,
 ) -> CausalLM:
-    """Read the weights into a model of `dtype` on `device` that takes positions below `max_model_len`.
+    """Read the weights into a model of `dtype` on `device` that takes positions below `max_model_len`; with a
+    `collective`, those of its rank.
 
     `progress` is called with (bytes read, bytes to read) as they are read. All names and shapes are checked before the
     first weight is. Beside the growing model only a few MiB are held at a time.
     Raises UnsupportedModel (architecture, tensor type) and CorruptCheckpoint (missing, unexpected, wrong, cut off).
     """
     family = model_family(shape.architecture)
-    pieces = read_pieces(checkpoint, shape, family.tensor_shapes(shape), progress, quantized=False)
-    return family.from_pieces(shape, pieces, dtype, device, max_model_len)
+    expected = family.tensor_shapes(shape)
+    if collective is None:
+        pieces = read_pieces(checkpoint, shape, expected, progress, quantized=False)
+        return family.from_pieces(shape, pieces, dtype, device, max_model_len)
+    from .tensor_parallel import TensorParallel
+
+    sharding = Sharding(shape, collective.size)
+    pieces = read_shares(checkpoint, sharding, collective.rank, expected, progress)
+    parallel = TensorParallel(sharding, collective, device)
+    return family.from_pieces(sharding.local_shape, pieces, dtype, device, max_model_len, parallel)
 
 
 def read_pieces(
@@ -51,6 +63,20 @@ def read_pieces(
     and shapes are checked first. Errors as of `load_model`."""
     wanted = _match(_open(checkpoint, shape, expected), expected, shape, checkpoint.path)
     return _pieces(wanted, progress, quantized)
+
+
+def read_shares(
+    checkpoint: Checkpoint,
+    sharding: Sharding,
+    rank: int,
+    expected: dict[str, tuple[int, ...]],
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[tuple[str, int, RowsOfPiece]]:
+    """As `read_pieces`, of the share that a rank has of every tensor: rows of tensors of `sharding.local_shape`."""
+    shape = sharding.shape
+    wanted = _match(_open(checkpoint, shape, expected), expected, shape, checkpoint.path)
+    shares = [tensor.share(sharding.of_tensor(rank, tensor.name, tensor.shape)) for tensor in wanted]
+    return _pieces(shares, progress, quantized=False)
 
 
 def _open(checkpoint: Checkpoint, shape: ModelShape, expected: dict[str, tuple[int, ...]]) -> dict[str, StoredTensor]:

@@ -27,7 +27,14 @@ class CausalLM(Protocol):
     """A decoder-only language model with its weights on one device. Call it under `torch.inference_mode()`."""
 
     @property
-    def shape(self) -> ModelShape: ...
+    def shape(self) -> ModelShape:
+        """Of the whole model."""
+        ...
+
+    @property
+    def local_shape(self) -> ModelShape:
+        """Of what is here: a rank's share of heads, intermediate size and vocabulary, or the whole."""
+        ...
 
     @property
     def dtype(self) -> torch.dtype:
@@ -52,5 +59,6 @@ class CausalLM(Protocol):
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [k, hidden_size], rows of `forward`'s result. Returns float32 [k, vocab_size]."""
+        """hidden: [k, hidden_size], rows of `forward`'s result. Returns float32 [k, vocab_size]; [k, 0] on a rank that
+        does not sample."""
         ...

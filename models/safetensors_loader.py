@@ -46,5 +46,9 @@ def _stored_tensor(handle: safe_open, tensor: SafetensorsTensor) -> StoredTensor
         rows: Tensor = view[first:last]
         return rows
 
+    def read_columns(first: int, last: int, first_column: int, last_column: int) -> Tensor:
+        part: Tensor = view[first:last, first_column:last_column]
+        return part
+
     num_bytes = DTYPE_BYTES[tensor.dtype] * prod(tensor.shape)
-    return StoredTensor(tensor.name, tensor.shape, num_bytes, 1, read_rows)
+    return StoredTensor(tensor.name, tensor.shape, num_bytes, 1, read_rows, read_columns=read_columns)

@@ -69,6 +69,7 @@ class PagedLlama:
             eos_token_ids=(),
             num_parameters=llama.num_parameters(),
         )
+        self.local_shape = self.shape
         self.num_logit_rows: list[int] = []
 
     def forward(self, token_ids, positions, attention):
