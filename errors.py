@@ -20,6 +20,7 @@ CallboardError
 │   ├── SlowPeer          (rank, behind, seconds, phase)
 │   ├── MessageTooLarge   larger than the slot or the limit that the topology fixed
 │   ├── StaleEpoch        a record or handle of an earlier life of the board
+│   ├── RankFailed        a rank raised within a step, where the other ranks wait for it
 │   ├── DeviceFault       a device that runs nothing more, whatever it is told
 │   ├── BadObjectFile     compiled code that cannot be put into memory
 │   ├── ProtocolViolation a gap, a broken header, a message of an unknown kind
@@ -30,6 +31,7 @@ CallboardError
 │       ├── UnsupportedModel
 │       ├── CorruptCheckpoint
 │       └── NotEnoughMemory
+├── SamplingFailed        rank 0 raised while it sampled: what the other ranks raise in that step
 └── WouldBlock            a `*_nowait` call that would have had to wait
 """
 
@@ -172,6 +174,10 @@ class PeerDied(ActorFault):
         self.rank, self.pid, self.status = rank, pid, status
 
 
+class RankFailed(ActorFault):
+    """A rank raised within a step, between calls that all ranks make: the others wait for it."""
+
+
 class SlowPeer(ActorFault):
     """A reader has given no slot back for `seconds`, is `behind` records behind, and says that it is in `phase`."""
 
@@ -258,6 +264,10 @@ class NotEnoughMemory(ConfigError):
     """The memory ledger does not add up."""
 
     phase = "memory"
+
+
+class SamplingFailed(CallboardError):
+    """Rank 0 raised while it sampled, and has told so: the step yields nothing, on any rank."""
 
 
 class WouldBlock(CallboardError):

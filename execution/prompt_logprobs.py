@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -27,12 +27,17 @@ def prompt_logprobs(
     predictors, token_ids = (torch.from_numpy(a).to(hidden.device) for a in (pieces.predictors, pieces.token_ids))
     arrays = LogprobArrays(pieces.token_ids.size, pieces.num_top, vocab_size)
     ranks = np.empty(pieces.token_ids.size, np.int32)
-    most = PROMPT_LOGITS if hidden.device.type == "cpu" else DEVICE_PROMPT_LOGITS
-    at_once = max(1, most // vocab_size)
-    for start in range(0, ranks.size, at_once):
-        part = slice(start, start + at_once)
+    for part in parts_of(pieces, hidden.device, vocab_size):
         logits = compute_logits(hidden[predictors[part]])
         ranks[part] = token_ranks(logits, token_ids[part]).cpu().numpy()
-        fill(arrays, start, logits, token_ids[part])
+        fill(arrays, part.start, logits, token_ids[part])
         del logits  # before the next ones are made
     return pieces.encode(arrays.logprobs, ranks, arrays.top_ids, arrays.top_logprobs)
+
+
+def parts_of(pieces: PromptPieces, device: torch.device, vocab_size: int) -> Iterator[slice]:
+    """Which of the tokens have their logits made together, one part after the other."""
+    most = PROMPT_LOGITS if device.type == "cpu" else DEVICE_PROMPT_LOGITS
+    at_once = max(1, most // vocab_size)
+    for start in range(0, pieces.token_ids.size, at_once):
+        yield slice(start, start + at_once)

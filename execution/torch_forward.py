@@ -1,23 +1,36 @@
-"""A model's forward pass layer by layer in torch."""
+"""A model's forward pass layer by layer in torch, alone or as one of several ranks."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from ..models.collective import Collective
 from ..models.protocol import CausalLM
 from .attention import PagedAttention
 from .input_batch import InputBatch
 from .kv_tensors import KVTensors
 from .prepare_inputs import StepInputs
+from .rank_samplers import FollowingSampler, LeadingSampler, whole_group_fails
+from .sampler import Sampler
 from .torch_sampler import TorchSampler
 
 
 class TorchForward:
     """Of a model on its device."""
 
-    def __init__(self, model: CausalLM, *, num_blocks: int, block_size: int, kv_dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        *,
+        num_blocks: int,
+        block_size: int,
+        kv_dtype: torch.dtype,
+        collective: Collective | None = None,
+    ) -> None:
+        """collective: of the ranks that the model was loaded for."""
         self.model = model
+        self._collective = collective
         self.kv = KVTensors(model.local_shape, num_blocks, block_size, kv_dtype, model.device)
         self.shape, self.device = model.shape, model.device
 
@@ -25,11 +38,21 @@ class TorchForward:
     def num_weight_bytes(self) -> int:
         return self.model.num_weight_bytes
 
-    def make_sampler(self, batch: InputBatch) -> TorchSampler:
-        return TorchSampler(self.compute_logits, batch, self.shape.vocab_size, self.device)
+    def make_sampler(self, batch: InputBatch) -> Sampler:
+        collective, vocab_size = self._collective, self.shape.vocab_size
+        if collective is not None and collective.rank:
+            return FollowingSampler(self.compute_logits, vocab_size, collective, self.device)
+        sampler = TorchSampler(self.compute_logits, batch, vocab_size, self.device)
+        return sampler if collective is None else LeadingSampler(sampler, collective, self.device)
+
+    def hidden_states(self, inputs: StepInputs, batch: InputBatch) -> Tensor:
+        if self._collective is None:
+            return self._hidden_states(inputs, batch)
+        with whole_group_fails():
+            return self._hidden_states(inputs, batch)
 
     @torch.inference_mode()
-    def hidden_states(self, inputs: StepInputs, batch: InputBatch) -> Tensor:
+    def _hidden_states(self, inputs: StepInputs, batch: InputBatch) -> Tensor:
         model = self.model
         attention = PagedAttention(self.kv, inputs, batch, model.local_shape, model.dtype)
         token_ids, positions = (

@@ -18,7 +18,7 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self.left: list[Tensor | None] = [None] * size
-        self.barrier = threading.Barrier(size)
+        self.barrier = threading.Barrier(size, timeout=60)
 
 
 class ThreadCollective:

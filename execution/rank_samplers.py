@@ -1,0 +1,123 @@
+"""Sampling where several ranks have the logits between them: rank 0 gathers them and draws, the others are told.
+
+Every rank makes the same calls of the collective in the same order: each part of logits is gathered, then the tokens,
+or the word that there are none, are broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ActorFault, RankFailed, SamplingFailed
+from ..mailbox.messages.steps import PromptLogprobs, StepPlan
+from ..models.collective import Collective
+from .input_batch import Int32s, Int64s
+from .prepare_inputs import StepInputs
+from .prompt_logprobs import parts_of
+from .prompt_pieces import PromptPieces
+from .sampler import Sampled, Sampler
+from .token_masks import Bools, TokenMasks
+
+_SAMPLED, _FAILED = 0, 1
+"""What stands before the tokens of a step."""
+
+
+@contextmanager
+def whole_group_fails() -> Iterator[None]:
+    """What is raised between two calls of the collective ends this rank, and so its group: the others wait for it."""
+    try:
+        yield
+    except ActorFault:
+        raise
+    except Exception as error:
+        raise RankFailed(f"{type(error).__name__}: {error}") from error
+
+
+class LeadingSampler:
+    """Of rank 0: what `sampler` draws is told to the others."""
+
+    def __init__(self, sampler: Sampler, collective: Collective, device: torch.device) -> None:
+        self._sampler, self._collective, self._device = sampler, collective, device
+
+    def apply(self, plan: StepPlan) -> None:
+        with whole_group_fails():
+            self._sampler.apply(plan)
+
+    def clear(self) -> None:
+        self._sampler.clear()
+
+    def sample(
+        self, hidden: Tensor, inputs: StepInputs, masks: TokenMasks | None = None, drafts: Int32s | None = None
+    ) -> Sampled:
+        words = np.full(inputs.sample_rows.size + 1, _FAILED, np.int64)
+        try:
+            sampled = self._sampler.sample(hidden, inputs, masks, drafts)
+        except ActorFault:
+            raise
+        except Exception:
+            self._tell(words)  # the step fails here and there, and its requests are tried in halves
+            raise
+        words[0], words[1:] = _SAMPLED, sampled.token_ids
+        self._tell(words)
+        return sampled
+
+    def prompt_logprobs(self, pieces: PromptPieces, hidden: Tensor) -> PromptLogprobs:
+        with whole_group_fails():
+            return self._sampler.prompt_logprobs(pieces, hidden)
+
+    def _tell(self, words: Int64s) -> None:
+        self._collective.broadcast(torch.from_numpy(words).to(self._device))
+
+
+class FollowingSampler:
+    """Of the other ranks. `compute_logits`: [k, hidden_size] -> nothing here, but rank 0 gets this rank's part."""
+
+    def __init__(
+        self,
+        compute_logits: Callable[[Tensor], Tensor],
+        vocab_size: int,
+        collective: Collective,
+        device: torch.device,
+    ) -> None:
+        self._compute_logits, self._vocab_size = compute_logits, vocab_size
+        self._collective, self._device = collective, device
+
+    def apply(self, plan: StepPlan) -> None:
+        """Nothing is drawn here."""
+
+    def clear(self) -> None:
+        """As `apply`."""
+
+    @torch.inference_mode()
+    def sample(
+        self, hidden: Tensor, inputs: StepInputs, masks: TokenMasks | None = None, drafts: Int32s | None = None
+    ) -> Sampled:
+        """Raises SamplingFailed."""
+        self._compute_logits(hidden[torch.from_numpy(inputs.last_tokens).to(self._device)])
+        words = torch.zeros(inputs.sample_rows.size + 1, dtype=torch.int64, device=self._device)
+        told = self._collective.broadcast(words).cpu().numpy()
+        if told[0] != _SAMPLED:
+            raise SamplingFailed("rank 0 failed to sample in this step")
+        return Sampled(told[1:].astype(np.int32), {})
+
+    @torch.inference_mode()
+    def prompt_logprobs(self, pieces: PromptPieces, hidden: Tensor) -> PromptLogprobs:
+        """Empty: rank 0 has them."""
+        predictors = torch.from_numpy(pieces.predictors).to(hidden.device)
+        for part in parts_of(pieces, hidden.device, self._vocab_size):
+            self._compute_logits(hidden[predictors[part]])
+        floats, ints = np.empty(0, np.float32), np.empty(0, np.int32)
+        return pieces.encode(floats, ints, ints, floats)
+
+
+class UnreadMasks:
+    """The masks of a rank that does not sample: all are there at once, and allow everything."""
+
+    def read(self, epoch: int, rows: Int32s, runs: Int64s, positions: Int32s, out: Int32s) -> Bools:
+        out[:] = -1
+        return np.ones(rows.size, np.bool_)
