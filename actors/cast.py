@@ -28,6 +28,7 @@ from ..shm_queue import (
     close_board,
 )
 from ..topology import Topology, kind_of, mask_layout, max_plan_tokens
+from ..topology.plan import rank_of, section_of
 from .base import Actor, run_actor
 from .faults import Faults
 from .frontend_api import ActorStart, Health
@@ -253,23 +254,29 @@ class Cast:
             line.mark(phase=Phase.SERVING)
 
     async def _make_worker(self, name: str) -> None:
-        from .runners import make_runner
+        from ..execution.token_masks import UnreadMasks
+        from .runners import RankPlace, make_runner
         from .worker import WorkerActor
 
         start = self._start
-        section = next(p for p in start.topology.process if p.name == start.process)
+        section, rank = section_of(start.topology, start.process), rank_of(name)
+        masks = UnreadMasks() if rank and self._masks is not None else self._masks
+        place = None
+        if start.ranks is not None:
+            place = RankPlace(rank, start.ranks, self.take_fd("ranks"))
         line = self._page.line(start.all_actors.index(name))
         stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         worker = WorkerActor(
             name,
-            lambda: make_runner(start, section, line, self._note_measured, self._masks),
+            lambda: make_runner(start, section, line, self._note_measured, masks, place),
             line,
             stop_fd,
             pipeline_depth=start.topology.scheduler.pipeline_depth,
         )
         self._worker, self._worker_stop_fd = worker, stop_fd
-        fds = {name: self.take_fd(name) for layout in start.boards for name in layout.fd_names()}
-        self._attach_worker(worker, start.boards, fds)
+        call, result = start.boards
+        fd_names = (*call.reader_fd_names(rank), *(result.fd_names() if rank == 0 else ()))
+        self._attach_worker(worker, start.boards, {fd_name: self.take_fd(fd_name) for fd_name in fd_names})
         await worker.start()
 
     def _note_measured(self, num_blocks: int) -> None:
@@ -279,8 +286,10 @@ class Cast:
         from .worker import EpochEnds
 
         call_layout, result_layout = boards
-        call_board = BoardReader(call_layout, fds, 0, wake_fd=self._worker_stop_fd)
-        worker.attach(EpochEnds(call_layout.epoch, call_board, BoardWriter(result_layout, fds)))
+        rank = rank_of(worker.name)
+        call_board = BoardReader(call_layout, fds, rank, wake_fd=self._worker_stop_fd)
+        result_board = BoardWriter(result_layout, fds) if rank == 0 else None
+        worker.attach(EpochEnds(call_layout.epoch, call_board, result_board))
         close_board(fds)
 
     def _make_frontend(self, name: str) -> None:

@@ -9,11 +9,15 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 from ..mailbox.messages.control import Gone, Settled, Start, SupervisorToChild
 from ..shm_queue import Phase, ProgressLine, ProgressPage, create_mask_region, create_progress_page
-from ..topology import expand_actors, kind_of, mask_layout
+from ..shm_queue.rank_region import RankRegionLayout, create_rank_region
+from ..topology import expand_actors, kind_of, mask_layout, rank_region_layout
 from ..topology.device import has_gpu
+from ..topology.plan import processes_of, rank_of, worker_process
+from ..topology.schema import NULL_DEVICE
 from .child_starts import ChildStart
 from .children import Child, spawn
 from .description import describe_engine
@@ -45,8 +49,17 @@ class Crew:
         self._page = ProgressPage(self._page_fd, len(self.all_actors))
         self._description_fd: int | None = None
         self._mask_fd: int | None = None
+        self._rank_fd: int | None = None
+        """Of the memory between the ranks of a worker, as long as they live."""
         self._scheduler_process = self.process_of("scheduler")
-        self._worker_process = self.process_of("worker")
+        worker = worker_process(launch.topology)
+        self._rank_processes = processes_of(worker)
+        """Of the worker, in the order of its ranks."""
+        self._rank_layout: RankRegionLayout | None = None
+        if len(self._rank_processes) > 1 and worker.device != NULL_DEVICE:
+            self._rank_layout = rank_region_layout(launch.topology, launch.shape)
+        self._first_deaths: dict[tuple[str, ...], Child] = {}
+        """Of groups whose last process has not ended yet."""
 
     def process_of(self, kind: str) -> str:
         """The process that holds the actors of `kind`; of the first, if there are several."""
@@ -55,7 +68,11 @@ class Crew:
     @property
     def first_processes(self) -> list[str]:
         """Those that have to be ready before the others can start: a worker that measures the pool."""
-        return [] if self.num_blocks else [self._worker_process]
+        return [] if self.num_blocks else list(self._rank_processes)
+
+    def group_of(self, process: str) -> tuple[str, ...]:
+        """The processes that share its fate: the ranks of a worker; of any other, it alone."""
+        return self._rank_processes if process in self._rank_processes else (process,)
 
     def holds(self, process: str, kind: str) -> bool:
         return any(kind_of(actor) == kind for actor in self.actors_of[process])
@@ -74,6 +91,7 @@ class Crew:
         url = self._wiring.bind()
         self._description_fd = describe_engine(self._page_fd, url, self._launch)
         self._boards.renew()
+        self._renew_rank_region()
         if any(kind_of(actor) == "grammar" for actor in self.all_actors):
             self._mask_fd = create_mask_region(mask_layout(self._launch.topology, self._launch.shape))
         return url
@@ -87,7 +105,9 @@ class Crew:
         fds = {"progress": self._page_fd, **self._wiring.descriptors_of(name)}
         has_worker = self.holds(name, "worker")
         if has_worker:
-            fds.update(self._boards.fds)
+            fds.update(self._boards.fds_of_rank(self._rank_processes.index(name)))
+            if self._rank_fd is not None:
+                fds["ranks"] = self._rank_fd
         if self._mask_fd is not None and (has_worker or self.holds(name, "grammar")):
             fds["masks"] = self._mask_fd
         self._incarnations[name] += 1
@@ -108,16 +128,18 @@ class Crew:
                 links=self._wiring.links_of(name),
                 boards=self._boards.layouts if has_worker else (),
                 fds=tuple(fds),
+                ranks=self._rank_layout if has_worker else None,
             ),
             list(fds.values()),
         )
         return child
 
     def attach_scheduler(self) -> None:
-        """Give the scheduler the boards of this epoch, once both it and the worker are ready."""
-        scheduler, worker = self.children[self._scheduler_process], self.children[self._worker_process]
-        is_worker_up = worker.is_ready and worker.status is None  # one that died stands here until its successor starts
-        if scheduler.is_ready and is_worker_up and scheduler.epoch != self._boards.epoch:
+        """Give the scheduler the boards of this epoch, once both it and all ranks of the worker are ready."""
+        scheduler, ranks = self.children[self._scheduler_process], [self.children[r] for r in self._rank_processes]
+        # One that died stands here until its successor starts.
+        are_ranks_up = all(rank.is_ready and rank.status is None for rank in ranks)
+        if scheduler.is_ready and are_ranks_up and scheduler.epoch != self._boards.epoch:
             scheduler.epoch = self._boards.epoch
             scheduler.send(*self._boards.attach_message())
 
@@ -129,18 +151,32 @@ class Crew:
         child.reap()
         child.close()
 
+    def end_group(self, dead: Child) -> Child | None:
+        """A process has ended: so do those that share its fate. Returns the one that ended first, when all have."""
+        group = self.group_of(dead.name)
+        first = self._first_deaths.setdefault(group, dead)
+        living = [child for name in group if (child := self.children[name]).status is None]
+        for child in living:
+            child.kill_reason = child.kill_reason or f"the death of {first.name}"
+            child.kill()
+        return None if living else self._first_deaths.pop(group)
+
+    def _actors_of_group(self, process: str) -> tuple[str, ...]:
+        return tuple(actor for name in self.group_of(process) for actor in self.actors_of[name])
+
     def describe_death(self, dead: Child) -> Settled:
         """For the frontends, once all have parted; to be asked before `part_from` clears the progress lines."""
-        actors = self.actors_of[dead.name]
+        actors = self._actors_of_group(dead.name)
         marks = (self.line(actor).working_on for actor in actors)
         return Settled(actors, has_served=dead.is_ready, suspects=tuple(mark for mark in marks if mark))
 
     def part_from(self, dead: Child) -> set[str]:
-        """New links and boards in place of those that `dead` used; its neighbours are told to part from it.
+        """New links and boards in place of those that `dead` and its group used; its neighbours are told to part from
+        all of them.
 
         Returns the processes that will answer `Parted`. Raises StartFailed, OSError, ActorFault.
         """
-        actors = self.actors_of[dead.name]
+        actors = self._actors_of_group(dead.name)
         for actor in actors:
             self.line(actor).begin()
             self._watchdog.forget(actor)
@@ -149,7 +185,7 @@ class Crew:
         parting: set[str] = set()
         for child in self.living():
             links = self._wiring.links_between(dead.name, child.name)
-            if links or (self.holds(dead.name, "worker") and child.name == self._scheduler_process):
+            if links or (dead.name in self._rank_processes and child.name == self._scheduler_process):
                 fds = self._wiring.listeners_of(child.name, links)
                 gone = Gone(dead.name, dead.incarnation, actors, links, tuple(fds))
                 child.send(gone, list(fds.values()))
@@ -158,15 +194,26 @@ class Crew:
 
     def _renew_boards(self, dead: Child) -> None:
         """A death of either side ends the epoch; a worker that lives keeps its weights and takes the new boards."""
-        lost_scheduler = dead.name == self._scheduler_process
-        if not lost_scheduler and dead.name != self._worker_process:
+        lost_scheduler, lost_worker = dead.name == self._scheduler_process, dead.name in self._rank_processes
+        if not lost_scheduler and not lost_worker:
             return
         if lost_scheduler:
             self._boards.seal_call_board()
         self._boards.renew()
-        worker = self.children[self._worker_process]
-        if lost_scheduler and worker.status is None:
-            worker.send(*self._boards.attach_message())
+        if lost_worker:
+            self._renew_rank_region()
+            return
+        for rank, name in enumerate(self._rank_processes):
+            if (child := self.children[name]).status is None:
+                child.send(*self._boards.attach_message(rank))
+
+    def _renew_rank_region(self) -> None:
+        """For ranks that begin: what others have left there is of no use."""
+        if self._rank_fd is not None:
+            os.close(self._rank_fd)
+            self._rank_fd = None
+        if self._rank_layout is not None:
+            self._rank_fd = create_rank_region(self._rank_layout)
 
     def find_hung(self) -> list[tuple[Child, str]]:
         """Processes that live and do not move, with the reason; to be asked every `watch_interval_s`."""
@@ -177,7 +224,7 @@ class Crew:
                 reason = self._watchdog.check(
                     actor,
                     self.line(actor),
-                    (lambda: self._boards.has_unread_plan(0)) if kind_of(actor) == "worker" else None,
+                    partial(self._boards.has_unread_plan, rank_of(actor)) if kind_of(actor) == "worker" else None,
                 )
                 if reason is not None:
                     hung.append((child, reason))
@@ -217,6 +264,6 @@ class Crew:
         self._boards.close()
         self._wiring.close()
         os.close(self._page_fd)
-        for fd in (self._description_fd, self._mask_fd):
+        for fd in (self._description_fd, self._mask_fd, self._rank_fd):
             if fd is not None:
                 os.close(fd)

@@ -12,7 +12,7 @@ from ..checkpoints.weight_formats import PACKED_DTYPES, PANEL_ROWS, packed_dtype
 from ..errors import ConfigError
 from ..topology import Topology
 from ..topology.device import has_gpu
-from ..topology.plan import worker_process
+from ..topology.plan import num_ranks_of, worker_process
 from .log import log_event
 
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
@@ -28,7 +28,9 @@ def resolve_dtypes(topology: Topology, checkpoint: Checkpoint, shape: ModelShape
     """
     model = topology.model
     on_cpu = all(process.device == "cpu" for process in topology.process)
-    obstacle = _obstacle(shape) if on_cpu else "it is for device cpu"
+    obstacle: str | None = "it is for device cpu"
+    if on_cpu:
+        obstacle = "it is for one rank" if _has_ranks(topology) else _obstacle(shape)
     dtype: str = model.dtype
     if dtype in PACKED_DTYPES and obstacle is not None:
         raise ConfigError(f"model.dtype {dtype} cannot be computed here: {obstacle}", advice="use float32 or bfloat16")
@@ -51,9 +53,15 @@ def compiled_obstacle(topology: Topology, shape: ModelShape) -> str | None:
     """Why a model is computed by torch and not by the compiled step; None if by that. `topology`: dtypes resolved."""
     if worker_process(topology).device != "cpu":
         return "it is for device cpu"
+    if _has_ranks(topology):
+        return "it computes a model on one rank"
     if topology.model.dtype == "bfloat16" and _cpu_has_bfloat16():
         return "the CPU multiplies bfloat16, which torch makes use of"
     return _obstacle(shape)
+
+
+def _has_ranks(topology: Topology) -> bool:
+    return any(num_ranks_of(process) > 1 for process in topology.process)
 
 
 def _obstacle(shape: ModelShape) -> str | None:

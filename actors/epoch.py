@@ -31,9 +31,16 @@ class EpochBoards:
         """The scheduler died: all ranks run the same last step, then find the end of the board."""
         seal_board(self.layouts[0], self.fds)
 
-    def attach_message(self) -> tuple[Attach, list[int]]:
-        """For a process that is to use these boards, with the descriptors that travel beside it."""
-        return Attach(self.layouts, tuple(self.fds)), list(self.fds.values())
+    def fds_of_rank(self, rank: int) -> dict[str, int]:
+        """Of a rank's own ends: rank 0 alone writes results."""
+        call, result = self.layouts
+        names = (*call.reader_fd_names(rank), *(result.fd_names() if rank == 0 else ()))
+        return {name: self.fds[name] for name in names}
+
+    def attach_message(self, rank: int | None = None) -> tuple[Attach, list[int]]:
+        """For the scheduler, or a rank of its worker, with the descriptors that travel beside it."""
+        fds = self.fds if rank is None else self.fds_of_rank(rank)
+        return Attach(self.layouts, tuple(fds)), list(fds.values())
 
     def has_unread_plan(self, rank: int) -> bool:
         """A plan was published that the rank has not taken; only looked at."""

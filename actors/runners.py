@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ..mailbox.messages.control import Start
 from ..shm_queue import ProgressLine
+from ..shm_queue.rank_region import RankRegionLayout
+from ..topology.plan import num_threads_of
 from ..topology.schema import NULL_DEVICE, ProcessSection
 from .dtypes import compiled_obstacle
 from .loading import LoadingStatistics
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from ..execution.null_runner import NullRunner
     from ..execution.runner import ModelRunner
     from ..execution.token_masks import MaskSource
+    from ..models.collective import Collective
     from ..speculative.proposer import Proposer
 
 OPTIONS = {
@@ -30,17 +33,27 @@ OPTIONS = {
 """Fields of [speculative] that each method is told."""
 
 
+class RankPlace(NamedTuple):
+    """This process among the ranks of a worker that has several."""
+
+    rank: int
+    layout: RankRegionLayout
+    fd: int
+    """Of the region; the runner's."""
+
+
 def make_runner(
     start: Start,
     section: ProcessSection,
     progress: ProgressLine,
     on_measured: Callable[[int], None] = lambda num_blocks: None,
     masks: MaskSource | None = None,
+    place: RankPlace | None = None,
 ) -> ModelRunner | DeviceRunner | NullRunner:
     """The runner of one rank; a model is loaded, and the bytes loaded are shown on the progress line.
 
     `on_measured` is told the blocks of a pool that the device's memory was measured for; `masks`: of constrained rows,
-    if there may be any.
+    if there may be any; `place`: where there are other ranks.
     """
     if section.device == NULL_DEVICE:
         return _null_runner(start, masks)
@@ -48,7 +61,7 @@ def make_runner(
         runner = _device_runner(start, section, progress, masks)
         on_measured(runner.pool.num_blocks)
         return runner
-    return _model_runner(start, section, progress, masks)
+    return _model_runner(start, section, progress, masks, place)
 
 
 def _null_runner(start: Start, masks: MaskSource | None) -> NullRunner:
@@ -118,7 +131,7 @@ def _device_runner(
 
 
 def _model_runner(
-    start: Start, section: ProcessSection, progress: ProgressLine, masks: MaskSource | None
+    start: Start, section: ProcessSection, progress: ProgressLine, masks: MaskSource | None, place: RankPlace | None
 ) -> ModelRunner:
     from ..execution.runner import ModelRunner
 
@@ -128,8 +141,10 @@ def _model_runner(
     obstacle = compiled_obstacle(start.topology, start.shape)
     if obstacle is not None:
         log_event("worker.computes_with_torch", dtype=start.topology.model.dtype, reason=obstacle)
-    make_forward = _compiled_forward if obstacle is None else _torch_forward
-    forward = make_forward(start, section, report)
+    if obstacle is None:
+        forward = _compiled_forward(start, section, report)
+    else:
+        forward = _torch_forward(start, section, report, place)
     max_num_seqs = start.topology.scheduler.max_num_seqs
     return ModelRunner(
         forward,
@@ -151,7 +166,9 @@ def _proposer(start: Start) -> Proposer | None:
     return make_proposer(section.method, options, start.topology.scheduler.max_num_seqs, start.max_model_len)
 
 
-def _torch_forward(start: Start, section: ProcessSection, report: Callable[[int, int], None]) -> Forward:
+def _torch_forward(
+    start: Start, section: ProcessSection, report: Callable[[int, int], None], place: RankPlace | None
+) -> Forward:
     import torch
 
     from ..execution.threads import configure_threads
@@ -159,11 +176,23 @@ def _torch_forward(start: Start, section: ProcessSection, report: Callable[[int,
     from ..models.load import load_model
 
     configure_threads(_num_threads(section))
+    collective = None if place is None else _shared_memory_collective(place)
     dtype, device = getattr(torch, start.topology.model.dtype), torch.device("cpu")
-    model = load_model(start.checkpoint, start.shape, dtype, device, start.max_model_len, report)
+    model = load_model(start.checkpoint, start.shape, dtype, device, start.max_model_len, report, collective)
     block_size = start.topology.kv_cache.block_size
     kv_dtype: torch.dtype = getattr(torch, start.topology.model.kv_dtype)
-    return TorchForward(model, num_blocks=start.num_blocks, block_size=block_size, kv_dtype=kv_dtype)
+    return TorchForward(
+        model, num_blocks=start.num_blocks, block_size=block_size, kv_dtype=kv_dtype, collective=collective
+    )
+
+
+def _shared_memory_collective(place: RankPlace) -> Collective:
+    from ..execution.collectives.shared_memory import SharedMemoryCollective
+
+    try:
+        return SharedMemoryCollective(place.layout, place.fd, place.rank)
+    finally:
+        os.close(place.fd)
 
 
 def _compiled_forward(start: Start, section: ProcessSection, report: Callable[[int, int], None]) -> Forward:
@@ -189,4 +218,4 @@ def _compiled_forward(start: Start, section: ProcessSection, report: Callable[[i
 
 
 def _num_threads(section: ProcessSection) -> int:
-    return section.threads or len(os.sched_getaffinity(0))
+    return num_threads_of(section, len(os.sched_getaffinity(0)))

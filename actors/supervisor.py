@@ -28,6 +28,7 @@ from ..mailbox.messages.control import (
     Settled,
     Shutdown,
 )
+from ..topology.plan import section_of
 from .barriers import Barriers
 from .child_starts import ChildStart
 from .children import Child
@@ -57,6 +58,7 @@ class Supervisor:
     ) -> None:
         """`on_loading(done, total)`: bytes of weights."""
         self._on_loading = on_loading
+        self._topology = launch.topology
         self._drain_timeout_s = launch.topology.server.drain_timeout_s
         self._crew = Crew(launch, child_start, self._on_exit)
         self._restarts = {section.name: Restarts(section.restart) for section in launch.topology.process}
@@ -214,11 +216,13 @@ class Supervisor:
             self._status = 1  # with requests that will have no end
         for settled in self._barriers.lost(child.name):
             self._settle(settled)
-        self._replace(child)
+        if (first := self._crew.end_group(child)) is not None:
+            self._replace(first)
 
     def _replace(self, dead: Child) -> None:
-        """Part everybody from the dead incarnation and start the next one, unless there were too many."""
-        restarts = self._restarts[dead.name]
+        """Part everybody from the dead incarnation, of all processes that shared its fate, and start the next one,
+        unless there were too many. `dead`: the one that ended first."""
+        restarts = self._restarts[section_of(self._topology, dead.name).name]
         backoff_s = restarts.record_death(time.monotonic())
         if backoff_s is None:
             self._fail(f"process {dead.name} {restarts.describe()}; the last time: {dead.cause()}")
@@ -244,7 +248,8 @@ class Supervisor:
         if self._is_ending:
             return
         try:
-            self._spawn(dead.name)
+            for name in self._crew.group_of(dead.name):
+                self._spawn(name)
         except (StartFailed, OSError) as error:
             self._fail(f"process {dead.name} died ({dead.cause()}) and cannot be started again: {error}")
 

@@ -31,7 +31,8 @@ class EpochEnds(NamedTuple):
 
     epoch: int
     call_board: BoardReader
-    result_board: BoardWriter
+    result_board: BoardWriter | None
+    """Of rank 0; the others compute the same steps and tell nobody."""
 
 
 class WorkerActor:
@@ -117,7 +118,8 @@ class WorkerActor:
             runner.clear()
         finally:
             ends.call_board.detach()
-            ends.result_board.detach()
+            if ends.result_board is not None:
+                ends.result_board.detach()
 
     def _next_record(self, runner: Runner, call_board: BoardReader, pipeline: StepPipeline) -> bytes | None:
         """The next plan; None when the oldest step's result is there, or is the next thing that can come.
@@ -145,9 +147,10 @@ class WorkerActor:
 
     def _publish_oldest(self, ends: EpochEnds, pipeline: StepPipeline, encoder: msgspec.msgpack.Encoder) -> None:
         result = pipeline.collect()
-        num_plans_waiting = pipeline.num_pending + ends.call_board.num_waiting()
-        result = msgspec.structs.replace(result, num_plans_waiting=num_plans_waiting)
-        ends.result_board.publish(encoder.encode(result), _PUBLISH_TIMEOUT_S, lambda _: "scheduling")
+        if ends.result_board is not None:
+            num_plans_waiting = pipeline.num_pending + ends.call_board.num_waiting()
+            result = msgspec.structs.replace(result, num_plans_waiting=num_plans_waiting)
+            ends.result_board.publish(encoder.encode(result), _PUBLISH_TIMEOUT_S, lambda _: "scheduling")
         self._progress.mark(phase=Phase.STEPPING if pipeline.num_pending else Phase.IDLE)
 
     def _report(self, future: asyncio.Future[None], error: BaseException | None) -> None:

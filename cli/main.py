@@ -66,6 +66,10 @@ def serve(
         Optional[str],  # noqa: UP045
         typer.Option(help="How the model marks its reasoning. Default: auto.", show_default=False),
     ] = None,
+    tensor_parallel: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(metavar="N", help="Share each layer among N processes of the worker.", show_default=False),
+    ] = None,
     speculative: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(metavar="METHOD", help="Draft tokens and verify them: ngram or suffix.", show_default=False),
@@ -89,6 +93,7 @@ def serve(
         "model.tool_call_parser": tool_call_parser,
         "model.reasoning_parser": reasoning_parser,
         "speculative.method": speculative,
+        "process.worker.tensor_parallel": tensor_parallel,
     }
     settings += [f"{key}={value}" for key, value in options.items() if value is not None]
     raise typer.Exit(serve_topology(model, topology, settings, device))

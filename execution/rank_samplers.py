@@ -21,7 +21,7 @@ from .prepare_inputs import StepInputs
 from .prompt_logprobs import parts_of
 from .prompt_pieces import PromptPieces
 from .sampler import Sampled, Sampler
-from .token_masks import Bools, TokenMasks
+from .token_masks import TokenMasks
 
 _SAMPLED, _FAILED = 0, 1
 """What stands before the tokens of a step."""
@@ -113,11 +113,3 @@ class FollowingSampler:
             self._compute_logits(hidden[predictors[part]])
         floats, ints = np.empty(0, np.float32), np.empty(0, np.int32)
         return pieces.encode(floats, ints, ints, floats)
-
-
-class UnreadMasks:
-    """The masks of a rank that does not sample: all are there at once, and allow everything."""
-
-    def read(self, epoch: int, rows: Int32s, runs: Int64s, positions: Int32s, out: Int32s) -> Bools:
-        out[:] = -1
-        return np.ones(rows.size, np.bool_)

@@ -27,6 +27,14 @@ class MaskSource(Protocol):
         ...
 
 
+class UnreadMasks:
+    """The masks of a rank that does not sample: all are there at once, and allow everything."""
+
+    def read(self, epoch: int, rows: Int32s, runs: Int64s, positions: Int32s, out: Int32s) -> Bools:
+        out[:] = -1
+        return np.ones(rows.size, np.bool_)
+
+
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
     """Of the k rows of a step that sample; m of them have masks."""

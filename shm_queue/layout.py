@@ -17,6 +17,10 @@ class BoardLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
     slot_bytes: int
     num_readers: int
 
+    def reader_fd_names(self, reader: int) -> tuple[str, ...]:
+        """Names of those that one reader uses."""
+        return (f"{self.name}.memory", f"{self.name}.doorbell.{reader}", f"{self.name}.credit.{reader}")
+
     def fd_names(self) -> tuple[str, ...]:
         """Names of the board's descriptors, in the order in which they travel."""
         readers = range(self.num_readers)

@@ -1,7 +1,7 @@
 """The topology file: its schema, strict decoding, checks, and what follows from it by arithmetic."""
 
 from .arithmetic import Arithmetic, arithmetic_of
-from .boards import mask_layout, max_plan_blocks, max_plan_tokens, plan_boards
+from .boards import mask_layout, max_plan_blocks, max_plan_tokens, plan_boards, rank_region_layout
 from .check import check_topology, ensure_valid
 from .check_machine import check_machine
 from .decode import is_independent
@@ -50,6 +50,7 @@ __all__ = [
     "plan_boards",
     "plan_memory",
     "raise_problems",
+    "rank_region_layout",
     "read_topology",
     "render_ledger",
     "render_topology",

@@ -24,7 +24,8 @@ from __future__ import annotations
 from ..checkpoints.shape import ModelShape
 from ..shm_queue.layout import BoardLayout
 from ..shm_queue.mask_region import MaskLayout
-from .plan import blocks_for, split_kind
+from ..shm_queue.rank_region import RankRegionLayout
+from .plan import blocks_for, num_ranks_of, worker_process
 from .schema import Topology
 
 MAX_REQUEST_ID_BYTES = 128
@@ -67,6 +68,8 @@ _NEW_ROW = (
 """One NewRow beside its tokens and blocks."""
 _SPARE = 256
 """For fields that a later version adds at the end."""
+_LARGEST_ELEMENT, _PAGE_BYTES, _MAX_RANK_SLOT_BYTES = 4, 4096, 1 << 20
+"""Hidden states are float32 at the most; what is larger than a cache holds is not exchanged faster in one part."""
 
 
 def max_plan_tokens(topology: Topology, max_model_len: int) -> int:
@@ -119,15 +122,18 @@ def result_bytes(topology: Topology) -> int:
 def plan_boards(topology: Topology, max_model_len: int, epoch: int) -> tuple[BoardLayout, BoardLayout]:
     """(call board, result board) of one epoch. depth + 2 slots each: no publish waits in a healthy engine."""
     num_slots = topology.scheduler.pipeline_depth + 2
-    num_ranks = sum(
-        process.tensor_parallel * process.pipeline_parallel
-        for process in topology.process
-        if any(split_kind(actor)[0] == "worker" for actor in process.actors)
-    )
+    num_ranks = num_ranks_of(worker_process(topology))
     return (
         BoardLayout("call", epoch, num_slots, _round_up(plan_bytes(topology, max_model_len)), num_ranks),
         BoardLayout("result", epoch, num_slots, _round_up(result_bytes(topology)), 1),
     )
+
+
+def rank_region_layout(topology: Topology, shape: ModelShape) -> RankRegionLayout:
+    """What the ranks of a worker on the CPU exchange tensors through; larger ones go in several parts."""
+    num_bytes = topology.scheduler.max_num_batched_tokens * shape.hidden_size * _LARGEST_ELEMENT
+    slot_bytes = min(-(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES, _MAX_RANK_SLOT_BYTES)
+    return RankRegionLayout("ranks", num_ranks_of(worker_process(topology)), slot_bytes)
 
 
 def mask_layout(topology: Topology, shape: ModelShape) -> MaskLayout:

@@ -51,8 +51,8 @@ def check_topology(topology: Topology, shape: ModelShape | None = None) -> list[
 
 
 def ensure_valid(topology: Topology, shape: ModelShape | None = None) -> None:
-    """Raise ConfigError with all problems, one a line, if there are any."""
-    raise_problems(check_topology(topology, shape), Places(""))
+    """Raise ConfigError with all problems, one a line, if there are any that it cannot run with."""
+    raise_problems([problem for problem in check_topology(topology, shape) if not problem.is_warning], Places(""))
 
 
 def _check_grammar_backend(topology: Topology, problems: list[Problem]) -> None:

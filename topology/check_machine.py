@@ -9,6 +9,7 @@ import stat
 
 from .check_server import host_advice
 from .decode import show_value
+from .plan import num_ranks_of
 from .problem import Path, Problem
 from .schema import Topology
 
@@ -101,10 +102,11 @@ def _check_room(max_bytes: int, folder: str, problems: list[Problem]) -> None:
 def _check_threads(topology: Topology, problems: list[Problem]) -> None:
     num_cores = len(os.sched_getaffinity(0))
     for process in topology.process:
-        if process.threads is not None and process.threads > num_cores:
+        num_ranks = num_ranks_of(process)
+        if process.threads is not None and process.threads * num_ranks > num_cores:
             path = ("process", f'"{process.name}"', "threads")
             allowed = f"at most {num_cores}, the cores that this machine gives: more wait for each other"
-            got = f"threads = {process.threads}"
+            got = f"threads = {process.threads}" + (f" in each of {num_ranks} ranks" if num_ranks > 1 else "")
             problems.append(Problem(path, got, allowed, "lower it or leave it out", is_warning=True))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ..checkpoints.shape import ModelShape
+from .check_ranks import check_ranks
 from .decode import show_value
 from .describe import nearest
 from .problem import NOT_YET, Problem, process_label
@@ -40,7 +41,8 @@ def check_processes(topology: Topology, shape: ModelShape | None, problems: list
             advice = "name its actors or drop the process"
             problems.append(Problem((*path, "actors"), "actors = []", "at least one actor", advice))
             has_bad_actors = True
-        _check_worker_fields(process, kinds, path, shape, problems)
+        _check_worker_fields(process, kinds, path, problems)
+        check_ranks(topology, process, kinds, path, shape, problems)
         _check_restart(process, path, problems)
     if not has_bad_actors:
         _check_totals(totals, problems)
@@ -79,7 +81,6 @@ def _check_worker_fields(
     process: ProcessSection,
     kinds: list[str],
     path: tuple[str, str],
-    shape: ModelShape | None,
     problems: list[Problem],
 ) -> None:
     """The fields that are about a worker, and whether they can be honoured."""
@@ -90,10 +91,6 @@ def _check_worker_fields(
     elif process.device not in ("cpu", NULL_DEVICE) and set(kinds) > {"worker"}:
         allowed = "a process of its own for the worker of a GPU: it is started first, to measure its memory"
         problems.append(Problem((*path, "device"), device, allowed, "move the other actors", ((*path, "actors"),)))
-    for name, rule in (("tensor_parallel", _tensor_rule(shape)), ("pipeline_parallel", _stages_rule(shape))):
-        if getattr(process, name) > 1:
-            got = f"{name} = {getattr(process, name)}"
-            problems.append(Problem((*path, name), got, f"{rule}; above 1 is {NOT_YET}", "leave it out"))
     if "worker" in kinds:
         return
     for name, value in (("threads", process.threads), ("device", process.device)):
@@ -101,18 +98,6 @@ def _check_worker_fields(
             got = f"{name} = {show_value(value)}"
             advice = "move it there or leave it out"
             problems.append(Problem((*path, name), got, "only in the worker's process", advice, ((*path, "actors"),)))
-
-
-def _tensor_rule(shape: ModelShape | None) -> str:
-    if shape is None:
-        return "only 1"
-    heads, kv_heads = shape.num_heads, shape.num_kv_heads
-    sizes = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
-    return f"{', '.join(map(str, sizes))}, which share out {heads} heads and {kv_heads} KV heads"
-
-
-def _stages_rule(shape: ModelShape | None) -> str:
-    return "only 1" if shape is None else f"at most {shape.num_layers}, the model's layers"
 
 
 def _check_restart(process: ProcessSection, path: tuple[str, str], problems: list[Problem]) -> None:

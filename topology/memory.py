@@ -8,13 +8,24 @@ from collections.abc import Iterable
 import msgspec
 
 from ..checkpoints.shape import ModelShape
+from ..checkpoints.sharding import Sharding
 from ..errors import NotEnoughMemory
 from .activations import StepLimits, activation_bytes_of, batch_and_sampling_bytes_of
 from .arithmetic import Arithmetic
-from .boards import plan_boards
+from .boards import plan_boards, rank_region_layout
 from .compiled import compiled_buffer_bytes, packed_weight_bytes
 from .device import DEVICE_POOL_SHARE, device_graph_bytes, device_step_bytes, has_gpu
-from .plan import block_bytes_of, blocks_for, expand_actors, has_null_device, kind_of, max_model_len_of, worker_process
+from .plan import (
+    block_bytes_of,
+    blocks_for,
+    expand_actors,
+    has_null_device,
+    kind_of,
+    max_model_len_of,
+    num_ranks_of,
+    num_threads_of,
+    worker_process,
+)
 from .render import render_bytes
 from .schema import Topology
 from .weights import weight_bytes_of
@@ -40,6 +51,8 @@ _ACTOR_BYTES = {
 what its libraries set up at the first steps. A grammar actor loads nothing before the first format."""
 _COMPILER_BYTES = 16 * MIB
 """Of a worker that computes with compiled code: the code, and numba where it has to be compiled first."""
+_GATHERED_LOGIT_BYTES = 4
+"""Float32: as it comes from its rank, and in its row."""
 _VOCABULARY_ENTRY_BYTES = 500
 """Of a token in a tokenizer: its text, both ways."""
 _KEPT_BYTES = 60 * MIB
@@ -68,6 +81,10 @@ class MemoryLedger(msgspec.Struct, frozen=True):
     """Slots of the boards."""
     graph_bytes: int = 0
     """Captured graphs; none on a CPU."""
+    num_ranks: int = 1
+    """That share the model; on a CPU all sizes are of all of them together."""
+    surplus_bytes: int = 0
+    """Of weights and KV: the zeros that fill shares up, and what several ranks hold."""
 
     @property
     def used_bytes(self) -> int:
@@ -99,7 +116,9 @@ def runtime_bytes_of(
     """Interpreters, torch, vocabularies of all processes, and what the worker's allocator keeps."""
     all_actors = expand_actors(topology).values()
     processes = sum(process_bytes_of(actors, shape, is_compiled=is_compiled) for actors in all_actors)
-    return _SUPERVISOR_BYTES + processes + kept_bytes_of(weight_bytes, activation_bytes)
+    num_ranks = num_ranks_of(worker_process(topology))
+    kept = num_ranks * kept_bytes_of(weight_bytes // num_ranks, activation_bytes // num_ranks)
+    return _SUPERVISOR_BYTES + processes + kept
 
 
 def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, arithmetic: Arithmetic) -> MemoryLedger:
@@ -113,8 +132,13 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
     section = topology.kv_cache
     max_model_len = max_model_len_of(topology, shape)
     is_null = has_null_device(topology)
-    weight_bytes = 0 if is_null else _weight_bytes(shape, arithmetic, max_model_len)
-    block_bytes = block_bytes_of(shape, section.block_size, arithmetic.kv_dtype_bytes)
+    is_gpu = has_gpu(topology)
+    worker = worker_process(topology)
+    num_ranks = 1 if is_null else worker.tensor_parallel
+    local = Sharding(shape, num_ranks).local_shape if num_ranks > 1 else shape
+    num_here = 1 if is_gpu else num_ranks  # each GPU has a memory of its own
+    weight_bytes = 0 if is_null else num_here * _weight_bytes(local, arithmetic, max_model_len)
+    block_bytes = num_here * block_bytes_of(local, section.block_size, arithmetic.kv_dtype_bytes)
     request_blocks = blocks_for(max_model_len, section.block_size)
     most_blocks = section.num_blocks or (section.memory_bytes or available_bytes - weight_bytes) // block_bytes
     limits = StepLimits(
@@ -123,21 +147,25 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
         max_model_len=max_model_len,
         block_size=section.block_size,
         pool_tokens=max(most_blocks, request_blocks) * section.block_size,
-        num_threads=worker_process(topology).threads or len(os.sched_getaffinity(0)),
+        num_threads=num_threads_of(worker, len(os.sched_getaffinity(0))),
     )
-    is_gpu = has_gpu(topology)
     graph_bytes = device_graph_bytes(topology) if is_gpu else 0
     if is_null:
         activation_bytes = 0
     elif is_gpu:
-        activation_bytes = device_step_bytes(shape, limits, arithmetic.dtype_bytes)
+        activation_bytes = device_step_bytes(local, limits, arithmetic.dtype_bytes)
     else:
-        activation_bytes = _activation_bytes(shape, arithmetic, limits)
+        with_logits = msgspec.structs.replace(local, vocab_size=shape.vocab_size)
+        activation_bytes = num_here * _activation_bytes(with_logits, arithmetic, limits)
+        if num_ranks > 1:
+            activation_bytes += _exchanged_bytes(shape, arithmetic, limits, num_ranks)
     is_compiled = bool(arithmetic.packed_bits)
     runtime_bytes = board_bytes = 0  # of a GPU's memory
     if not is_gpu:
         runtime_bytes = runtime_bytes_of(topology, shape, weight_bytes, activation_bytes, is_compiled=is_compiled)
         board_bytes = sum(b.num_slots * b.slot_bytes for b in plan_boards(topology, max_model_len, epoch=0))
+        if num_ranks > 1:
+            board_bytes += rank_region_layout(topology, shape).num_bytes
     free_bytes = available_bytes - weight_bytes - activation_bytes - runtime_bytes - board_bytes - graph_bytes
     free_blocks = max(free_bytes, 0) // block_bytes
     if section.num_blocks is not None:
@@ -153,6 +181,10 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
         num_blocks = max(num_blocks, request_blocks)
     if is_null:  # as many blocks as the model would have, but at least enough, and next to nothing in them
         num_blocks, block_bytes = max(num_blocks, request_blocks), section.block_size * _NULL_TOKEN_BYTES
+    whole_bytes = 0
+    if num_ranks > 1:
+        whole_block_bytes = block_bytes_of(shape, section.block_size, arithmetic.kv_dtype_bytes)
+        whole_bytes = _weight_bytes(shape, arithmetic, max_model_len) + num_blocks * whole_block_bytes
     ledger = MemoryLedger(
         weight_bytes=weight_bytes,
         activation_bytes=activation_bytes,
@@ -164,6 +196,10 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
         runtime_bytes=runtime_bytes,
         board_bytes=board_bytes,
         graph_bytes=graph_bytes,
+        num_ranks=num_ranks,
+        surplus_bytes=0
+        if num_ranks == 1
+        else weight_bytes + num_blocks * block_bytes - num_here * whole_bytes // num_ranks,
     )
     if not is_null:
         _check_ledger(ledger, topology, max_model_len, request_blocks, free_blocks)
@@ -180,6 +216,12 @@ def _activation_bytes(shape: ModelShape, arithmetic: Arithmetic, limits: StepLim
     if arithmetic.packed_bits:
         return batch_and_sampling_bytes_of(shape, arithmetic, limits) + compiled_buffer_bytes(shape, limits)
     return activation_bytes_of(shape, arithmetic, limits)
+
+
+def _exchanged_bytes(shape: ModelShape, arithmetic: Arithmetic, limits: StepLimits, num_ranks: int) -> int:
+    """Of all ranks: what each was handed of the embedding by all, and the logits that rank 0 has put together."""
+    embedded = num_ranks * limits.max_num_batched_tokens * shape.hidden_size * arithmetic.dtype_bytes
+    return num_ranks * embedded + 2 * _GATHERED_LOGIT_BYTES * limits.max_num_seqs * shape.vocab_size
 
 
 def _fixed_parts(ledger: MemoryLedger) -> str:

@@ -28,22 +28,50 @@ def expand_actors(topology: Topology) -> dict[str, tuple[str, ...]]:
     """Process name -> names of its actors, in the order of the file.
 
     An actor that is the only one of its kind is called by its kind; several are numbered through all processes:
-    `frontend.0`, `frontend.1`, ... The topology has passed `ensure_valid`.
+    `frontend.0`, `frontend.1`, ... A worker of several ranks is as many processes: `worker.0` with the actor
+    `worker.0`, ... The topology has passed `ensure_valid`.
     """
-    kinds = [split_kind(actor) for process in topology.process for actor in process.actors]
+    kinds = [split_kind(actor) for process in topology.process for actor in process.actors * num_ranks_of(process)]
     totals: dict[str, int] = {}
     for kind, count in kinds:
         totals[kind] = totals.get(kind, 0) + count
     used: dict[str, int] = {}
     expanded: dict[str, tuple[str, ...]] = {}
     for process in topology.process:
-        names: list[str] = []
-        for kind, count in map(split_kind, process.actors):
-            first = used.get(kind, 0)
-            used[kind] = first + count
-            names += [kind if totals[kind] == 1 else f"{kind}.{first + i}" for i in range(count)]
-        expanded[process.name] = tuple(names)
+        for process_name in processes_of(process):
+            names: list[str] = []
+            for kind, count in map(split_kind, process.actors):
+                first = used.get(kind, 0)
+                used[kind] = first + count
+                names += [kind if totals[kind] == 1 else f"{kind}.{first + i}" for i in range(count)]
+            expanded[process_name] = tuple(names)
     return expanded
+
+
+def num_ranks_of(section: ProcessSection) -> int:
+    """Processes that a `[[process]]` stands for: one a rank of its worker."""
+    return section.tensor_parallel * section.pipeline_parallel
+
+
+def processes_of(section: ProcessSection) -> tuple[str, ...]:
+    """Their names, in the order of the ranks. They share one fate."""
+    num_ranks = num_ranks_of(section)
+    return (section.name,) if num_ranks == 1 else tuple(f"{section.name}.{rank}" for rank in range(num_ranks))
+
+
+def section_of(topology: Topology, process: str) -> ProcessSection:
+    """The `[[process]]` that a process is of."""
+    return next(section for section in topology.process if process in processes_of(section))
+
+
+def rank_of(actor: str) -> int:
+    """`worker.2` -> 2, `worker` -> 0."""
+    return int(actor.partition(".")[2] or 0)
+
+
+def num_threads_of(section: ProcessSection, num_cores: int) -> int:
+    """Compute threads of each rank of a worker."""
+    return section.threads or max(1, num_cores // num_ranks_of(section))
 
 
 class MailboxLink(msgspec.Struct, frozen=True):

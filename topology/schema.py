@@ -205,11 +205,11 @@ class ProcessSection(Struct, frozen=True, forbid_unknown_fields=True):
     graphs: Literal["lazy", "eager", "off"] = "lazy"
     """On `cuda`: decode steps are recorded as they come up and in idle gaps, all at the start, or never. static"""
     tensor_parallel: Positive = 1
-    """Ranks that share each layer [ranks]. static"""
+    """Ranks that share each layer, a process each; docs/ranks.md [ranks]. static"""
     pipeline_parallel: Positive = 1
     """Stages that share out the layers [stages]. static"""
     threads: Positive | None = None
-    """Compute threads of the worker; default: the process's cores [threads]. static"""
+    """Compute threads of the worker; default: the machine's cores, shared out to ranks [threads]. static"""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     """When the process dies. static"""
 

@@ -7,7 +7,7 @@ import textwrap
 from ..checkpoints.shape import ModelShape
 from .boards import mask_layout, plan_boards
 from .memory import MemoryLedger
-from .plan import expand_actors, kind_of, mailbox_links, max_model_len_of, split_kind
+from .plan import expand_actors, kind_of, mailbox_links, max_model_len_of, num_ranks_of, processes_of, split_kind
 from .render import render_bytes
 from .schema import ACTOR_KINDS, ProcessSection, RestartPolicy, Topology
 
@@ -44,8 +44,12 @@ def render_ledger(topology: Topology, ledger: MemoryLedger) -> str:
         ("KV cache", ledger.kv_bytes, f"{ledger.num_blocks:,} blocks of {render_bytes(ledger.block_bytes)}"),
         ("activations", ledger.activation_bytes, "of the largest step"),
         ("graphs", ledger.graph_bytes, "none on a CPU" if ledger.graph_bytes == 0 else ""),
-        ("boards", ledger.board_bytes, "call and result"),
-        ("runtime", ledger.runtime_bytes, f"{len(topology.process) + 1} processes: interpreters, torch, allocators"),
+        ("boards", ledger.board_bytes, "call and result" + (", between ranks" if ledger.num_ranks > 1 else "")),
+        (
+            "runtime",
+            ledger.runtime_bytes,
+            f"{len(expand_actors(topology)) + 1} processes: interpreters, torch, allocators",
+        ),
         ("left free", ledger.available_bytes - ledger.used_bytes, ""),
         ("available", ledger.available_bytes, ""),
     ]
@@ -60,6 +64,11 @@ def render_ledger(topology: Topology, ledger: MemoryLedger) -> str:
         f"{ledger.max_full_length_requests:,} request{'s' if ledger.max_full_length_requests != 1 else ''} "
         f"of full length at once"
     )
+    if ledger.num_ranks > 1:
+        lines.append(
+            f"  of weights and KV cache {render_bytes(ledger.surplus_bytes)} are zeros that fill shares up, or held by "
+            f"several of the {ledger.num_ranks} ranks"
+        )
     return "\n".join(lines)
 
 
@@ -90,9 +99,12 @@ def _render_processes(topology: Topology) -> str:
     lines = ["supervisor"]
     for index, process in enumerate(topology.process):
         is_last = index == len(topology.process) - 1
-        title = f"─ process {process.name}{_placement(process)} "
-        width = max(_BOX, len(title) + 1, *(len(actor) + 2 for actor in actors[process.name]))
-        content = textwrap.wrap("   ".join(actors[process.name]), width - 2)
+        names = processes_of(process)
+        named = process.name if len(names) == 1 else f"{names[0]} .. {names[-1]}"
+        title = f"─ process{'es' if len(names) > 1 else ''} {named}{_placement(process)} "
+        held = [actor for name in names for actor in actors[name]]
+        width = max(_BOX, len(title) + 1, *(len(actor) + 2 for actor in held))
+        content = textwrap.wrap("   ".join(held), width - 2)
         if (restart := process.restart) != RestartPolicy():
             content.append(f"at most {restart.max:,} restarts within {restart.within_s:g} s")
         stem, joint = ("  ", "└─") if is_last else ("│ ", "├─")
@@ -110,7 +122,7 @@ def _placement(process: ProcessSection) -> str:
     if any(split_kind(actor)[0] == "worker" for actor in process.actors):
         words.append(process.device)
         if process.threads is not None:
-            words.append(f"{process.threads} threads")
+            words.append(f"{process.threads} threads" + (" each" if num_ranks_of(process) > 1 else ""))
     return f" ({', '.join(words)})" if words else ""
 
 

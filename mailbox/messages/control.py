@@ -26,6 +26,7 @@ import msgspec
 
 from ...checkpoints.shape import Checkpoint, ModelShape
 from ...shm_queue.layout import BoardLayout
+from ...shm_queue.rank_region import RankRegionLayout
 from ...topology.schema import Topology
 
 
@@ -57,6 +58,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=40):
     boards: tuple[BoardLayout, ...]
     fds: tuple[str, ...]
     """Names of the descriptors that travel with this message, in order."""
+    ranks: RankRegionLayout | None = None
+    """Of a rank among several: what they exchange tensors through, as descriptor `ranks`."""
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag=41):

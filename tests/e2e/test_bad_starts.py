@@ -264,7 +264,10 @@ def test_a_topology_that_cannot_be_used(tmp_path: Path, text: str | None, says: 
         ("kv_cache.memory_bytes=99999999999999", ["phase: memory", "90.9 TiB", "available", "lower [kv_cache]"]),
         ("kv_cache.num_blocks=3", ["num_blocks = 3", "at least 512", "max_model_len = 8,192"]),
         ("model.max_model_len=8193", ["max_model_len = 8,193", "at most 8,192"]),
-        ("process.worker.tensor_parallel=2", ["tensor_parallel = 2", "not supported yet"]),
+        (
+            "process.worker.tensor_parallel=10",
+            ["tensor_parallel = 10", "1, 3, which share out 9 heads and 3 KV heads", "10 ranks cannot share 9 heads"],
+        ),
         ("process.worker.pipeline_parallel=2", ["pipeline_parallel = 2", "not supported yet"]),
         ("process.worker.device=cuda:77", ["phase: device", "device cuda:77 cannot be asked", "nvidia-smi"]),
         ("server.prot=1", ['"prot"', 'did you mean "port"?']),

@@ -12,8 +12,8 @@ import torch
 
 from callboard.checkpoints import read_shape, resolve_checkpoint
 from callboard.errors import RankFailed, SamplingFailed
-from callboard.execution.rank_samplers import UnreadMasks
 from callboard.execution.runner import ModelRunner
+from callboard.execution.token_masks import UnreadMasks
 from callboard.execution.torch_forward import TorchForward
 from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.mailbox.messages.steps import StepPlan, StepResult

@@ -206,14 +206,27 @@ KINDS = {
     "tensor parallel size": [
         (
             "restart = {{",
-            "tensor_parallel = 3◀\nrestart = {{",
-            ["tensor_parallel = 3", "1, 2, 4", "4 heads and 2 KV heads"],
+            "tensor_parallel = 64◀\nrestart = {{",
+            ["tensor_parallel = 64", "1, 2, 4", "64 ranks cannot share 4 heads"],
         ),
-        ("restart = {{", "tensor_parallel = 64◀\nrestart = {{", ["tensor_parallel = 64", "1, 2, 4", "4 heads"]),
+        (
+            "restart = {{",
+            "device = 'cuda'\ntensor_parallel = 2◀\nrestart = {{",
+            ["tensor_parallel = 2", "on device cuda", "not supported yet"],
+        ),
+        (
+            'name = "control"',
+            'name = "control"\ntensor_parallel = 2◀',
+            ['"control"', "tensor_parallel = 2", "only in the worker's process"],
+        ),
+        (
+            'actors = ["worker"]',
+            'actors = ["worker", "tokenizer"]\ntensor_parallel = 2◀',
+            ["tensor_parallel = 2", "a process of its own", "move the other actors"],
+        ),
         ("restart = {{", "tensor_parallel = 0◀\nrestart = {{", ["tensor_parallel = 0", "at least 1"]),
         ("restart = {{", "tensor_parallel = -1◀\nrestart = {{", ["tensor_parallel = -1", "at least 1"]),
         ("restart = {{", "tensor_parallel = 'two'◀\nrestart = {{", ['tensor_parallel = "two"', "an integer"]),
-        ("restart = {{", "tensor_parallel = 2◀\nrestart = {{", ["tensor_parallel = 2", "above 1 is not supported yet"]),
     ],
     "pipeline stages": [
         (
@@ -288,6 +301,13 @@ WARNINGS = {
             "[server]",
             "[journal]\npath = '/tmp/j'\nmax_bytes = 9007199254740992◀\n[server]",
             ["max_bytes = 9,007,199,254,740,992", "what is free in /tmp", "make room"],
+        ),
+    ],
+    "ranks that compute with zeros": [
+        (
+            "restart = {{",
+            "tensor_parallel = 3◀\nrestart = {{",
+            ["tensor_parallel = 3", "1, 2, 4", "4 heads and 2 KV heads", "4 heads become 6"],
         ),
     ],
     "restarts that never end": [
