@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from callboard.execution.collectives.polled import PolledCollective
 from callboard.execution.collectives.shared_memory import SharedMemoryCollective
 from callboard.shm_queue.rank_region import RankRegionLayout, create_rank_region
 
 WATCHDOG_S = 60.0
+HostCollective = PolledCollective | SharedMemoryCollective
 T = TypeVar("T")
 
 
@@ -26,13 +28,18 @@ def region(num_ranks: int, slot_bytes: int = 4096) -> Iterator[tuple[RankRegionL
         os.close(fd)
 
 
-def run_ranks(num_ranks: int, work: Callable[[SharedMemoryCollective], T], slot_bytes: int = 4096) -> list[T]:
+def run_ranks(
+    num_ranks: int,
+    work: Callable[[HostCollective], T],
+    slot_bytes: int = 4096,
+    kind: type[HostCollective] = SharedMemoryCollective,
+) -> list[T]:
     """What `work` returns in each rank, a thread each; raises what one of them raises."""
     results: dict[int, T] = {}
     errors: list[BaseException] = []
 
     def run(layout: RankRegionLayout, fd: int, rank: int) -> None:
-        collective = SharedMemoryCollective(layout, fd, rank)
+        collective = kind(layout, fd, rank)
         try:
             results[rank] = work(collective)
         except BaseException as error:
@@ -52,7 +59,7 @@ def run_ranks(num_ranks: int, work: Callable[[SharedMemoryCollective], T], slot_
     return [results[rank] for rank in range(num_ranks)]
 
 
-def run_forks(num_ranks: int, work: Callable[[SharedMemoryCollective], None]) -> list[int]:
+def run_forks(num_ranks: int, work: Callable[[HostCollective], None]) -> list[int]:
     """Statuses of processes that have run `work`, one a rank: 0, or 1 where it raised."""
     with region(num_ranks) as (layout, fd):
         pids = []

@@ -1,4 +1,7 @@
-"""Ranks that share memory: sums in their order, everybody's tensors, errors in place of waiting for ever."""
+"""Ranks that share memory: sums in their order, everybody's tensors, errors in place of waiting for ever.
+
+Both kinds: that of the steps, in compiled code, and that of the start.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.errors import ConfigError, PeerDied, ProtocolViolation
+from callboard.execution.collectives.polled import PolledCollective
 from callboard.execution.collectives.shared_memory import SharedMemoryCollective
 from callboard.kernels.cpu.rank_words import SLEEPING
 from callboard.shm_queue.rank_region import RankRegion, RankRegionLayout, create_rank_region
-from callboard.tests.execution.collectives.ranks import region, run_forks, run_ranks
+from callboard.tests.execution.collectives.ranks import HostCollective, region, run_forks, run_ranks
 
 CHILD = Path(__file__).with_name("rank_child.py")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -33,43 +37,49 @@ def tensors(num_ranks: int, size: int, dtype: torch.dtype, seed: int = 0) -> lis
     return list((torch.randn(num_ranks, size, generator=draw) * scales).to(dtype))
 
 
-def sum_in_order(parts: list[torch.Tensor]) -> torch.Tensor:
-    """bfloat16 is added in float32 and rounded once."""
-    if parts[0].dtype == torch.bfloat16:
+both_kinds = pytest.mark.parametrize("kind", [SharedMemoryCollective, PolledCollective])
+
+
+def sum_in_order(parts: list[torch.Tensor], kind: type[HostCollective] = SharedMemoryCollective) -> torch.Tensor:
+    """In the steps bfloat16 is added in float32 and rounded once."""
+    if parts[0].dtype == torch.bfloat16 and kind is SharedMemoryCollective:
         return reduce(torch.add, [part.float() for part in parts]).bfloat16()
     return reduce(torch.add, parts)
 
 
+@both_kinds
 @pytest.mark.parametrize("slot_bytes", [4096, 1 << 17])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-def test_sums_are_those_in_the_order_of_the_ranks_to_the_bit(num_ranks, slot_bytes):
+def test_sums_are_those_in_the_order_of_the_ranks_to_the_bit(num_ranks, slot_bytes, kind):
     cases = [(size, dtype, tensors(num_ranks, size, dtype)) for size in SIZES for dtype in DTYPES]
 
     def work(group):
         return [group.all_reduce(parts[group.rank].clone()) for _, _, parts in cases]
 
-    for sums in run_ranks(num_ranks, work, slot_bytes):
+    for sums in run_ranks(num_ranks, work, slot_bytes, kind):
         for ours, (size, dtype, parts) in zip(sums, cases, strict=True):
-            assert torch.equal(ours, sum_in_order(parts)), (size, dtype)
+            assert torch.equal(ours, sum_in_order(parts, kind)), (size, dtype)
 
 
-def test_a_sum_is_in_the_tensor_itself():
+@both_kinds
+def test_a_sum_is_in_the_tensor_itself(kind):
     def work(group):
         x = torch.ones(3, 5)
         return group.all_reduce(x) is x
 
-    assert all(run_ranks(2, work))
+    assert all(run_ranks(2, work, kind=kind))
 
 
+@both_kinds
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_each_gets_what_is_its(num_ranks):
+def test_each_gets_what_is_its(num_ranks, kind):
     parts = [torch.arange(5000).view(50, 100) + 10_000 * rank for rank in range(num_ranks)]
 
     def work(group):
         x = parts[group.rank]
         return group.all_gather(x.clone()), group.gather(x.clone()), group.broadcast(x.clone())
 
-    for rank, (everybodys, gathered, sent) in enumerate(run_ranks(num_ranks, work)):
+    for rank, (everybodys, gathered, sent) in enumerate(run_ranks(num_ranks, work, kind=kind)):
         assert torch.equal(everybodys, torch.stack(parts))
         assert torch.equal(sent, parts[0])
         if rank == 0:
@@ -166,9 +176,10 @@ def test_who_waits_for_a_rank_that_dies_is_told(child):
         group.close()
 
 
-def test_who_comes_when_a_rank_is_dead_is_told(child):
+@both_kinds
+def test_who_comes_when_a_rank_is_dead_is_told(child, kind):
     with region(2) as (layout, fd):
-        group = SharedMemoryCollective(layout, fd, 0)
+        group = kind(layout, fd, 0)
         other = child(layout, fd)
         assert list(group._region.dead_ranks()) == []
         other.kill()
