@@ -57,6 +57,7 @@ def _one_shot_kernel(
     program = tl.program_id(0)
     element = x.dtype.element_ty
     own = tl.load(bases + RANK)
+    own_pieces = tl.multiple_of((own + PIECES).to(tl.pointer_type(element)), 16)
     count = (own + COUNTS).to(tl.pointer_type(tl.int32)) + program
     flags = own.to(tl.pointer_type(tl.int32)) + program * MAX_RANKS
     number = tl.load(count)
@@ -65,7 +66,7 @@ def _one_shot_kernel(
         number += 1
         place = (program * 2 + (number & 1)) * SLICE + columns
         mask = first + columns < num_elements
-        tl.store((own + PIECES).to(tl.pointer_type(element)) + place, tl.load(x + first + columns, mask), mask)
+        tl.store(own_pieces + place, tl.load(x + first + columns, mask), mask)
         tl.debug_barrier()
         for rank in tl.static_range(NUM_RANKS):
             flag = tl.load(bases + rank).to(tl.pointer_type(tl.int32)) + program * MAX_RANKS + RANK
@@ -76,8 +77,8 @@ def _one_shot_kernel(
         tl.debug_barrier()
         total = tl.zeros([SLICE], tl.float32)
         for rank in tl.static_range(NUM_RANKS):
-            piece = (tl.load(bases + rank) + PIECES).to(tl.pointer_type(element)) + place
-            total += tl.load(piece, mask, other=0.0, cache_modifier=".cg").to(tl.float32)
+            pieces = tl.multiple_of((tl.load(bases + rank) + PIECES).to(tl.pointer_type(element)), 16)
+            total += tl.load(pieces + place, mask, other=0.0, cache_modifier=".cg").to(tl.float32)
         tl.store(x + first + columns, total.to(element), mask)
     tl.store(count, number)
 
