@@ -36,6 +36,8 @@ from ..execution.device.pending import LaunchedStep
 from ..execution.device.runner import DeviceRunner
 from ..execution.device.start import make_operations
 from ..execution.pending_step import PendingStep
+from ..execution.planned_rows import PlannedRows
+from ..execution.token_masks import TokenMasks
 from ..kernels.device_operations import TorchOperations
 from ..mailbox.messages.sampling import SamplingParams
 from ..mailbox.messages.steps import NewRow, StepPlan
@@ -79,12 +81,16 @@ class TimedRunner(DeviceRunner):
 
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]]
 
-    def launch_decode(self, step: LaunchedStep, bucket: int, kind: Hashable) -> PendingStep:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        pending = super().launch_decode(step, bucket, kind)
+    def forward_decode(self, planned: PlannedRows, bucket: int) -> torch.Tensor:
+        self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._begin.record()
+        return super().forward_decode(planned, bucket)
+
+    def sample_decode(self, step: LaunchedStep, bucket: int, kind: Hashable, masks: TokenMasks | None) -> PendingStep:
+        pending = super().sample_decode(step, bucket, kind, masks)
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end.record()
-        self.marks.append((begin, end))
+        self.marks.append((self._begin, end))
         return pending
 
 

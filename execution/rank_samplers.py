@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import ActorFault, RankFailed, SamplingFailed
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan
 from ..models.collective import Collective
-from .input_batch import Int32s, Int64s
+from .input_batch import Int32s
 from .prepare_inputs import StepInputs
 from .prompt_logprobs import parts_of
 from .prompt_pieces import PromptPieces
@@ -38,6 +38,36 @@ def whole_group_fails() -> Iterator[None]:
         raise RankFailed(f"{type(error).__name__}: {error}") from error
 
 
+def tell_sampled(
+    sample: Callable[[], Sampled], inputs: StepInputs, collective: Collective, device: torch.device
+) -> Sampled:
+    """Of rank 0: what `sample` draws is told to the others, or that it failed."""
+    words = np.full(inputs.sample_rows.size + 1, _FAILED, np.int64)
+
+    def tell() -> None:
+        collective.broadcast(torch.from_numpy(words).to(device))
+
+    try:
+        sampled = sample()
+    except ActorFault:
+        raise
+    except Exception:
+        tell()  # the step fails here and there, and its requests are tried in halves
+        raise
+    words[0], words[1:] = _SAMPLED, sampled.token_ids
+    tell()
+    return sampled
+
+
+def hear_sampled(inputs: StepInputs, collective: Collective, device: torch.device) -> Sampled:
+    """Of the other ranks. Raises SamplingFailed."""
+    words = torch.zeros(inputs.sample_rows.size + 1, dtype=torch.int64, device=device)
+    told = collective.broadcast(words).cpu().numpy()
+    if told[0] != _SAMPLED:
+        raise SamplingFailed("rank 0 failed to sample in this step")
+    return Sampled(told[1:].astype(np.int32), {})
+
+
 class LeadingSampler:
     """Of rank 0: what `sampler` draws is told to the others."""
 
@@ -54,24 +84,13 @@ class LeadingSampler:
     def sample(
         self, hidden: Tensor, inputs: StepInputs, masks: TokenMasks | None = None, drafts: Int32s | None = None
     ) -> Sampled:
-        words = np.full(inputs.sample_rows.size + 1, _FAILED, np.int64)
-        try:
-            sampled = self._sampler.sample(hidden, inputs, masks, drafts)
-        except ActorFault:
-            raise
-        except Exception:
-            self._tell(words)  # the step fails here and there, and its requests are tried in halves
-            raise
-        words[0], words[1:] = _SAMPLED, sampled.token_ids
-        self._tell(words)
-        return sampled
+        return tell_sampled(
+            lambda: self._sampler.sample(hidden, inputs, masks, drafts), inputs, self._collective, self._device
+        )
 
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Tensor) -> PromptLogprobs:
         with whole_group_fails():
             return self._sampler.prompt_logprobs(pieces, hidden)
-
-    def _tell(self, words: Int64s) -> None:
-        self._collective.broadcast(torch.from_numpy(words).to(self._device))
 
 
 class FollowingSampler:
@@ -99,11 +118,7 @@ class FollowingSampler:
     ) -> Sampled:
         """Raises SamplingFailed."""
         self._compute_logits(hidden[torch.from_numpy(inputs.last_tokens).to(self._device)])
-        words = torch.zeros(inputs.sample_rows.size + 1, dtype=torch.int64, device=self._device)
-        told = self._collective.broadcast(words).cpu().numpy()
-        if told[0] != _SAMPLED:
-            raise SamplingFailed("rank 0 failed to sample in this step")
-        return Sampled(told[1:].astype(np.int32), {})
+        return hear_sampled(inputs, self._collective, self._device)
 
     @torch.inference_mode()
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Tensor) -> PromptLogprobs:

@@ -16,6 +16,7 @@ from ..checkpoints.shape import ModelShape
 from ..kernels.device_operations import Activation, Matrix, Norm, Operations, PagedCache, RowTables
 from .decoder_weights import Layer, Weights
 from .rotary_tables import rotary_tables
+from .tensor_parallel import TensorParallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,11 @@ class TokenBuffers:
 
 
 class DeviceDecoder:
-    """Weights on one device, called under `torch.inference_mode()`."""
+    """Weights on one device, called under `torch.inference_mode()`.
+
+    Of several ranks each adds its part of a product to nothing, but rank 0 to the residual, and the sum over the ranks
+    is the new residual: one exchange and no addition behind it.
+    """
 
     def __init__(
         self,
@@ -95,8 +100,14 @@ class DeviceDecoder:
         *,
         activation: Activation = "silu",
         is_embedding_scaled: bool = False,
+        parallel: TensorParallel | None = None,
     ) -> None:
-        self.shape, self.weights, self.operations = shape, weights, operations
+        """shape: of the weights; parallel: the other ranks, if the weights are a rank's share."""
+        self.local_shape, self.weights, self.operations = shape, weights, operations
+        self.shape = shape if parallel is None else parallel.sharding.shape
+        """Of the whole model."""
+        self.parallel = parallel
+        self._has_residual = parallel is None or parallel.collective.rank == 0
         self.dtype, self.device = weights.embedding.dtype, weights.embedding.device
         self._activation: Activation = activation
         self._scale: float | None = None
@@ -135,7 +146,10 @@ class DeviceDecoder:
         """Hidden states before the final norm, [t, hidden_size]: `buffers.hidden`; keys and values of the step are in
         the caches, one a layer."""
         hidden = buffers.hidden
-        torch.index_select(self.weights.embedding, 0, step.token_ids, out=hidden)
+        if self.parallel is None:
+            torch.index_select(self.weights.embedding, 0, step.token_ids, out=hidden)
+        else:
+            hidden.copy_(self.parallel.embed(step.token_ids, self.weights.embedding))
         if self._scale is not None:
             hidden.mul_(self._scale)
         for block, cache in zip(self._layers, caches, strict=True):
@@ -144,8 +158,14 @@ class DeviceDecoder:
         return hidden
 
     def logits(self, hidden: Tensor, out: Tensor) -> None:
-        """hidden: [k, hidden_size], rows of `forward`'s result; out: [k, vocab_size] of the model's dtype."""
-        self.operations.linear(hidden, self.weights.head, out, norm=self._final_norm)
+        """hidden: [k, hidden_size], rows of `forward`'s result; out: [k, vocab_size] of the model's dtype, which ranks
+        that do not sample leave as it is."""
+        if self.parallel is None:
+            self.operations.linear(hidden, self.weights.head, out, norm=self._final_norm)
+            return
+        own = hidden.new_empty(len(hidden), self.local_shape.vocab_size)
+        self.operations.linear(hidden, self.weights.head, own, norm=self._final_norm)
+        self.parallel.put_logits(own, out)
 
     def _attend(self, block: _Block, cache: PagedCache, step: StepTensors, buffers: TokenBuffers) -> None:
         operations, layer = self.operations, block.layer
@@ -165,11 +185,21 @@ class DeviceDecoder:
 
     def _add(self, x: Tensor, matrix: Matrix, norm: Norm | None, buffers: TokenBuffers) -> None:
         """To the hidden states."""
-        if norm is None:
-            self.operations.add_linear(x, matrix, buffers.hidden)
+        if norm is not None:
+            self.operations.linear(x, matrix, buffers.branch)
+            self._sum_over_ranks(buffers.branch)
+            self.operations.add_norm(buffers.branch, norm, buffers.hidden)
             return
-        self.operations.linear(x, matrix, buffers.branch)
-        self.operations.add_norm(buffers.branch, norm, buffers.hidden)
+        if self._has_residual:
+            self.operations.add_linear(x, matrix, buffers.hidden)
+        else:
+            self.operations.linear(x, matrix, buffers.hidden)
+        self._sum_over_ranks(buffers.hidden)
+
+    def _sum_over_ranks(self, partial: Tensor) -> None:
+        """In its place."""
+        if self.parallel is not None and (total := self.parallel.sum_of(partial)) is not partial:
+            partial.copy_(total)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from ..checkpoints.shape import Checkpoint, ModelShape
+from ..checkpoints.sharding import Sharding
 from ..kernels.device_operations import Matrix, Operations
+from .collective import Collective
 from .decoder_weights import gather_weights
 from .device_decoder import DeviceDecoder
-from .load import read_pieces
+from .load import read_pieces, read_shares
 from .registry import model_family
 from .tensor_form import PlainTensors
+from .tensor_parallel import TensorParallel
 
 
 class DeviceForm(PlainTensors):
@@ -34,11 +37,19 @@ def load_device_decoder(
     operations: Operations,
     max_model_len: int,
     progress: Callable[[int, int], None] | None = None,
+    collective: Collective | None = None,
 ) -> DeviceDecoder:
     """As `load_model`: pieces of a few MiB go to the device one after the other, so that the host never holds more and
-    the device no second copy."""
+    the device no second copy. operations: for `local_shape` of the ranks, if there are several."""
     family = model_family(shape.architecture)
-    pieces = read_pieces(checkpoint, shape, family.tensor_shapes(shape), progress, quantized=False)
+    expected, parallel = family.tensor_shapes(shape), None
+    if collective is None:
+        pieces = read_pieces(checkpoint, shape, expected, progress, quantized=False)
+    else:
+        sharding = Sharding(shape, collective.size)
+        pieces = read_shares(checkpoint, sharding, collective.rank, expected, progress)
+        parallel = TensorParallel(sharding, collective, device)
+        shape = sharding.local_shape
     weights = gather_weights(shape, family.stacks, family.norm_offset, pieces, DeviceForm(dtype, device))
     return DeviceDecoder(
         shape,
@@ -47,4 +58,5 @@ def load_device_decoder(
         max_model_len,
         activation=family.activation,
         is_embedding_scaled=family.is_embedding_scaled,
+        parallel=parallel,
     )

@@ -35,6 +35,16 @@ class TensorParallel:
         owners = torch.bucketize(token_ids, self._ends, right=True)
         return of_ranks[owners, torch.arange(len(token_ids), device=token_ids.device)]
 
+    def put_logits(self, own: Tensor, out: Tensor) -> None:
+        """own: [k, tokens of this rank]; out: [k, vocab_size], written on rank 0 alone."""
+        of_ranks = self.collective.gather(own)
+        if of_ranks is None:
+            return
+        first = 0
+        for part, count in zip(of_ranks, self._counts, strict=True):
+            out[:, first : first + count] = part[:, :count]
+            first += count
+
     def gather_logits(self, own: Tensor) -> Tensor:
         """own: [k, tokens of this rank] -> [k, vocab_size] on rank 0, [k, 0] on the others."""
         of_ranks = self.collective.gather(own)

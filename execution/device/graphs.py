@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 
+from ..collectives.counted import CollectiveCounts, CountedCollective
 from .seam import Device
 
 Mode = Literal["lazy", "eager", "off"]
@@ -22,8 +23,9 @@ Mode = Literal["lazy", "eager", "off"]
 class GraphCache:
     """Graphs by key."""
 
-    def __init__(self, device: Device, mode: Mode) -> None:
-        self._device = device
+    def __init__(self, device: Device, mode: Mode, counted: CountedCollective | None = None) -> None:
+        """counted: what counts calls that bodies make, and is told of those that a graph makes."""
+        self._device, self._counted = device, counted
         self.can_record = device.can_record and mode != "off"
         self.is_eager = self.can_record and mode == "eager"
         self._memory = device.graph_memory()
@@ -67,7 +69,7 @@ class GraphCache:
         self._device.release_unused()  # recording does it, too, and would hide what it takes
         before = self._device.free_bytes()
         try:
-            self._graphs[key] = self._device.record(body, self._memory)
+            self._graphs[key] = self._record_counted(body)
         except torch.AcceleratorError:
             raise
         except Exception:  # the memory for it, as a rule
@@ -76,3 +78,18 @@ class GraphCache:
             return False
         self.num_bytes += max(0, before - self._device.free_bytes())
         return True
+
+    def _record_counted(self, body: Callable[[], None]) -> Callable[[], None]:
+        counted = self._counted
+        if counted is None:
+            return self._device.record(body, self._memory)
+        before = counted.statistics()
+        replay = self._device.record(body, self._memory)
+        calls = counted.statistics() - before
+        counted.add(CollectiveCounts() - calls)  # they were recorded and not made
+
+        def run() -> None:
+            replay()
+            counted.add(calls)
+
+        return run

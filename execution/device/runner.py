@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from ...mailbox.messages.steps import StepPlan, StepResult
 from ...models.device_decoder import DecoderBuffers, DeviceDecoder
 from ...speculative.proposer import Proposer
 from ...topology.device import DEVICE_POOL_SHARE
+from ..collectives.counted import CountedCollective
 from ..drafter import Drafter
 from ..graph_buckets import graph_bucket
 from ..input_batch import InputBatch
@@ -22,6 +25,7 @@ from ..pending_step import EndedStep, PendingStep
 from ..planned_rows import PlannedRows, read_rows
 from ..prepare_inputs import StepInputs, flat_inputs
 from ..prompt_pieces import find_prompt_pieces
+from ..rank_samplers import whole_group_fails
 from ..token_masks import MaskSource, TokenMasks
 from ..warm_up import warm_up_plans
 from .bounded_proposer import BoundedProposer
@@ -33,6 +37,7 @@ from .graphs import GraphCache, Mode
 from .limits import RunnerLimits
 from .pending import NOTHING_SAMPLED, Clock, DeviceStep, LaunchedStep, TokenRing
 from .pool import DevicePool
+from .rank_samplers import sampler_of_rank
 from .sampler_choice import MakeSampler, sampler_for
 from .seam import Device
 from .staging import StagingRing
@@ -44,6 +49,21 @@ _CHANGED_BLOCKS = 1 << 14
 
 
 _NOBODY = np.zeros(0, np.int32)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _launches(method: Callable[Concatenate[DeviceRunner, P], R]) -> Callable[Concatenate[DeviceRunner, P], R]:
+    """Other ranks launch the same, and their devices wait for this one's."""
+
+    @wraps(method)
+    def launch(runner: DeviceRunner, /, *args: P.args, **options: P.kwargs) -> R:
+        if not runner.has_other_ranks:
+            return method(runner, *args, **options)
+        with whole_group_fails():
+            return method(runner, *args, **options)
+
+    return launch
 
 
 class DeviceRunner:
@@ -52,6 +72,9 @@ class DeviceRunner:
     Where the device samples by itself the host learns the tokens when they come; a step with rows that the host has a
     part in is waited for, and so is one that verifies drafts, before the next: how far its rows have come is what the
     host says, and a proposer reads their tokens there.
+
+    Of several ranks, each with its share of the decoder, all run the same plans, and launch the same work but for
+    sampling: that is rank 0's, and its tokens come to the others' devices. The host never waits for another rank.
     """
 
     def __init__(
@@ -70,28 +93,34 @@ class DeviceRunner:
     ) -> None:
         """make_sampler: in place of the one for the device; masks: of constrained rows, if there may be any; proposer:
         guesses where plans ask for it."""
-        shape, there = decoder.shape, decoder.device
+        shape, there = decoder.local_shape, decoder.device
         self.decoder, self.limits = decoder, limits
+        collective = None if decoder.parallel is None else decoder.parallel.collective
+        self.has_other_ranks = collective is not None
         self.pool = DevicePool(shape, num_blocks, block_size, kv_dtype, there)
         self.batch = InputBatch(limits.max_num_seqs, limits.max_model_len, block_size)
-        self.graphs = GraphCache(device, graphs)
+        self.graphs = GraphCache(device, graphs, collective if isinstance(collective, CountedCollective) else None)
         self._buckets = limits.buckets
         max_rows, max_places, max_tokens = self._buckets[-1], limits.max_places, limits.max_step_tokens
         self._buffers = DecoderBuffers(shape, max_tokens, decoder.dtype, there)
         self._state = DeviceState(self.batch, max_rows, there)
-        self.logits = torch.empty(max_places, shape.vocab_size, dtype=decoder.dtype, device=there)
+        vocab_size = decoder.shape.vocab_size
+        self._num_logits = vocab_size if collective is None or collective.rank == 0 else 0
+        self.logits = torch.empty(max_places, self._num_logits, dtype=decoder.dtype, device=there)
         parts = decoder, self.pool.caches, self._buffers, self._state, self.graphs, self.logits, max_rows
         self.decode_steps = DecodeSteps(*parts)
         self.draft_steps = DraftSteps(*parts, limits.draft_buckets) if limits.max_drafts else None
         make_sampler = make_sampler or sampler_for(there)
-        self._sampler = make_sampler(self._compute_logits, self.batch, shape.vocab_size, max_places, there)
+        if collective is not None:
+            make_sampler = sampler_of_rank(make_sampler, collective)
+        self._sampler = make_sampler(self._compute_logits, self.batch, vocab_size, max_places, there)
         if proposer is not None:
             proposer = BoundedProposer(proposer, self._sampler.can_draft, max_places - max_rows)
         self._drafter = Drafter(self.batch, proposer)
         num_slots = limits.pipeline_depth + 1
         slot_bytes = 48 * max_tokens + 64 * max_rows + 24 * _CHANGED_BLOCKS
         self._ring = StagingRing(device, num_slots, slot_bytes)
-        self._masks = DeviceMasks(self.batch, masks, shape.vocab_size, device, num_slots, max_places)
+        self._masks = DeviceMasks(self.batch, masks, vocab_size, device, num_slots, max_places)
         self._tokens = TokenRing(device, num_slots, self._sampler.outputs.numel())
         self._clock = Clock()
         self._pending: deque[DeviceStep] = deque()
@@ -105,7 +134,8 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Raises ProtocolViolation for a plan that contradicts the batch, DeviceFault."""
+        """Raises ProtocolViolation for a plan that contradicts the batch, DeviceFault; RankFailed for what is raised
+        where other ranks wait for this one."""
         try:
             return self._launch(plan)
         except torch.AcceleratorError as error:
@@ -189,22 +219,24 @@ class DeviceRunner:
         kind = self._kind_of(step)
         if kind is None:
             self._settle()  # what is sampled may depend on all tokens before it
-        bucket = graph_bucket(planned.rows.size, self._buckets) if planned.are_all_single else None
         masks = self._masks.begin(step)
-        if step.drafted is not None and kind is not None and self.draft_steps is not None:
-            sample = self._forward_drafts(self.draft_steps, step, step.drafted, kind)
-        elif bucket is None:
-            sample = self._forward_flat(step, kind)
-        elif kind is None:
-            hidden = self.forward_decode(planned, bucket)
-            inputs = flat_inputs(self.batch, planned)
-            sample = lambda taken: self._sample_with_host(step, inputs, hidden, taken)  # noqa: E731
-        elif masks is None:
-            return self.launch_decode(step, bucket, kind)
-        else:
-            self.forward_decode(planned, bucket)
-            sample = lambda taken: self._sample_decode(step, bucket, kind, taken)  # noqa: E731
+        sample = self._launch_forward(step, kind)
         return sample(None) if masks is None else self._masks.hold(masks, sample, self._settle)
+
+    @_launches
+    def _launch_forward(self, step: LaunchedStep, kind: Hashable | None) -> LaunchSampling:
+        """Returns what launches the rest."""
+        planned = step.planned
+        bucket = graph_bucket(planned.rows.size, self._buckets) if planned.are_all_single else None
+        if step.drafted is not None and kind is not None and self.draft_steps is not None:
+            return self._forward_drafts(self.draft_steps, step, step.drafted, kind)
+        if bucket is None:
+            return self._forward_flat(step, kind)
+        hidden = self.forward_decode(planned, bucket)
+        if kind is None:
+            inputs = flat_inputs(self.batch, planned)
+            return lambda taken: self._sample_with_host(step, inputs, hidden, taken)
+        return lambda taken: self.sample_decode(step, bucket, kind, taken)
 
     def _kind_of(self, step: LaunchedStep) -> Hashable | None:
         """What the rows want of sampling: asked again where they are others, or the host had a part in it."""
@@ -231,12 +263,8 @@ class DeviceRunner:
         self._ring.close()
         return hidden
 
-    def launch_decode(self, step: LaunchedStep, bucket: int, kind: Hashable) -> PendingStep:
-        """A step that the device samples, in the graphs of `bucket` rows."""
-        self.forward_decode(step.planned, bucket)
-        return self._sample_decode(step, bucket, kind, None)
-
-    def _sample_decode(self, step: LaunchedStep, bucket: int, kind: Hashable, masks: TokenMasks | None) -> PendingStep:
+    @_launches
+    def sample_decode(self, step: LaunchedStep, bucket: int, kind: Hashable, masks: TokenMasks | None) -> PendingStep:
         self._masks.place(masks, step, self._sampler)
         self._tokens.order()
         self.decode_steps.sample(bucket, self._sampler, kind)
@@ -263,6 +291,7 @@ class DeviceRunner:
         self._ring.close()
         return lambda masks: self._sample_drafts(steps, step, size[0], kind, masks)
 
+    @_launches
     def _sample_drafts(
         self, steps: DraftSteps, step: LaunchedStep, bucket: int, kind: Hashable, masks: TokenMasks | None
     ) -> PendingStep:
@@ -291,6 +320,7 @@ class DeviceRunner:
             return lambda masks: self._sample_with_host(step, inputs, hidden, masks)
         return lambda masks: self._sample_flat(step, inputs, flat, hidden, kind, masks)
 
+    @_launches
     def _sample_flat(
         self,
         step: LaunchedStep,
@@ -354,8 +384,8 @@ class DeviceRunner:
         self._has_drafts_pending = False
 
     def _compute_logits(self, hidden: Tensor) -> Tensor:
-        """[k, hidden_size] -> [k, vocab_size] of the model's dtype"""
-        out = hidden.new_empty(hidden.shape[0], self.decoder.shape.vocab_size)
+        """[k, hidden_size] -> [k, vocab_size] of the model's dtype; [k, 0] on a rank that does not sample"""
+        out = hidden.new_empty(hidden.shape[0], self._num_logits)
         self.decoder.logits(hidden, out)
         return out
 

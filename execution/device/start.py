@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from ...checkpoints.shape import ModelShape
-from ...errors import NotEnoughMemory
+from ...errors import NotEnoughMemory, RankFailed
 from ...kernels.device_operations import Operations, TorchOperations
 from ...models.device_decoder import DeviceDecoder
 from ...speculative.proposer import Proposer
@@ -64,10 +64,11 @@ def start_runner(
     num_blocks: int,
     masks: MaskSource | None = None,
     proposer: Proposer | None = None,
+    agree: Callable[[int], int] = lambda num_blocks: num_blocks,
 ) -> tuple[DeviceRunner, PoolPlan]:
     """Load, measure, make the pool. num_blocks: of the engine that the rank comes back to; 0: the rank is its first,
-    and decides; masks: of constrained rows; proposer: of drafts. Raises NotEnoughMemory with what was measured until
-    then."""
+    and decides; masks: of constrained rows; proposer: of drafts; agree: blocks that this rank can have -> those that
+    all ranks have. Raises NotEnoughMemory with what was measured until then."""
     free_at_first = device.free_bytes()
     try:
         decoder = load()
@@ -80,10 +81,12 @@ def start_runner(
             )  # fmt: skip
 
         plan = _measure(make, device, limits, section, weight_bytes, free_at_first)
-        plan = msgspec.structs.replace(plan, num_blocks=num_blocks or _pool_blocks(plan, section))
+        plan = msgspec.structs.replace(plan, num_blocks=num_blocks or agree(_pool_blocks(plan, section)))
         _check(plan, limits, section)
         return make(plan.num_blocks), plan
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, RankFailed) as error:
+        if isinstance(error, RankFailed) and not isinstance(error.__cause__, torch.OutOfMemoryError):
+            raise
         raise NotEnoughMemory(
             f"the model and its largest step do not fit: {render_bytes(free_at_first)} of the device were free at the "
             f"start, {render_bytes(device.free_bytes())} are now; {error}",
