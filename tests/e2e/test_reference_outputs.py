@@ -97,13 +97,15 @@ def test_the_worker_killed_in_the_middle(smollm2_gguf: Path) -> None:
         assert "process.died process=worker" in server.log()
 
 
-def run_with_a_kill(server: ServerProcess, references: Sequence[Reference] = REFERENCES) -> list[str]:
+def run_with_a_kill(
+    server: ServerProcess, references: Sequence[Reference] = REFERENCES, process: str = "worker"
+) -> list[str]:
     async def kill_at_half() -> None:
         half = sum(len(r.output_ids) for r in references) / 2
         start = await asyncio.to_thread(read_counter, server.url, "callboard:generation_tokens_total")
         while await asyncio.to_thread(read_counter, server.url, "callboard:generation_tokens_total") < start + half:
             await asyncio.sleep(0.02)  # between two looks at the counter, so as not to starve the engine
-        os.kill(server.pid_of("worker"), signal.SIGKILL)
+        os.kill(server.pid_of(process), signal.SIGKILL)
 
     async def both() -> list[str]:
         killer = asyncio.create_task(kill_at_half())
