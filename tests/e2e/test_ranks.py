@@ -1,4 +1,4 @@
-"""A worker of several ranks, each a process, behind HTTP: the answers of one rank, whatever is asked and whoever dies."""
+"""A worker of several ranks, each a process, behind HTTP: the answers of one rank, whatever is asked, whoever dies."""
 
 from __future__ import annotations
 
