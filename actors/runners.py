@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..errors import StartFailed
 from ..mailbox.messages.control import Start
 from ..shm_queue import ProgressLine
 from ..shm_queue.rank_region import RankRegionLayout
+from ..topology.device import device_of_rank
 from ..topology.plan import num_threads_of
 from ..topology.schema import NULL_DEVICE, ProcessSection
 from .dtypes import compiled_obstacle
@@ -18,6 +20,8 @@ from .loading import LoadingStatistics
 from .log import log_event
 
 if TYPE_CHECKING:
+    import torch
+
     from ..execution.device.runner import DeviceRunner
     from ..execution.forward import Forward
     from ..execution.null_runner import NullRunner
@@ -58,7 +62,7 @@ def make_runner(
     if section.device == NULL_DEVICE:
         return _null_runner(start, masks)
     if section.device != "cpu":
-        runner = _device_runner(start, section, progress, masks)
+        runner = _device_runner(start, section, progress, masks, place)
         on_measured(runner.pool.num_blocks)
         return runner
     return _model_runner(start, section, progress, masks, place)
@@ -86,17 +90,19 @@ def _null_runner(start: Start, masks: MaskSource | None) -> NullRunner:
 
 
 def _device_runner(
-    start: Start, section: ProcessSection, progress: ProgressLine, masks: MaskSource | None
+    start: Start, section: ProcessSection, progress: ProgressLine, masks: MaskSource | None, place: RankPlace | None
 ) -> DeviceRunner:
     import torch
 
+    from ..checkpoints.sharding import Sharding
     from ..execution.device.cuda import CudaDevice
     from ..execution.device.limits import RunnerLimits
     from ..execution.device.start import make_operations, start_runner
     from ..models.device_decoder import DeviceDecoder
     from ..models.device_form import load_device_decoder
 
-    device = CudaDevice(torch.device(section.device))
+    device = CudaDevice(_torch_device(section.device, 0 if place is None else place.rank))
+    group = None if place is None else _RankGroup(place, device.torch_device)
     settings, scheduler = start.topology.model, start.topology.scheduler
     dtype: torch.dtype = getattr(torch, settings.dtype)
     limits = RunnerLimits(
@@ -112,8 +118,18 @@ def _device_runner(
 
     def load() -> DeviceDecoder:
         there = device.torch_device
-        operations = make_operations(start.shape, limits.max_step_tokens, dtype, there)
-        return load_device_decoder(start.checkpoint, start.shape, dtype, there, operations, start.max_model_len, report)
+        shape = start.shape if group is None else Sharding(start.shape, group.on_devices.size).local_shape
+        operations = make_operations(shape, limits.max_step_tokens, dtype, there)
+        return load_device_decoder(
+            start.checkpoint,
+            start.shape,
+            dtype,
+            there,
+            operations,
+            start.max_model_len,
+            report,
+            None if group is None else group.on_devices,
+        )
 
     runner, plan = start_runner(
         load,
@@ -125,9 +141,46 @@ def _device_runner(
         start.num_blocks,
         masks,
         _proposer(start),
+        (lambda num_blocks: num_blocks) if group is None else group.least,
     )
     log_event("worker.memory", **{name: getattr(plan, name) for name in plan.__struct_fields__})
     return runner
+
+
+def _torch_device(name: str, rank: int) -> torch.device:
+    """Raises StartFailed if there is none."""
+    import torch
+
+    device = torch.device(device_of_rank(name, rank))
+    there = torch.cuda.device_count()
+    if (device.index or 0) >= there:
+        raise StartFailed(
+            f"there is no device {device} for rank {rank} of the worker, this machine has {there} GPUs",
+            advice="lower tensor_parallel, or name the first of enough devices",
+            phase="device",
+        )
+    return device
+
+
+class _RankGroup:
+    """This rank and the others, each on a GPU of its own."""
+
+    def __init__(self, place: RankPlace, device: torch.device) -> None:
+        from ..execution.collectives.counted import CountedCollective
+        from ..execution.collectives.gpus import gpu_collective
+        from ..execution.collectives.polled import PolledCollective
+
+        try:
+            self._on_host = PolledCollective(place.layout, place.fd, place.rank)
+        finally:
+            os.close(place.fd)
+        self.on_devices = CountedCollective(gpu_collective(self._on_host, device))
+
+    def least(self, number: int) -> int:
+        """Of what the ranks say."""
+        import torch
+
+        return int(self._on_host.all_gather(torch.tensor([number])).min())
 
 
 def _model_runner(

@@ -38,10 +38,7 @@ def check_ranks(
         allowed = "a process of its own for a worker of several ranks, each of which is a process"
         problems.append(Problem(field, got, allowed, "move the other actors", ((*path, "actors"),)))
         return
-    if process.device.startswith("cuda"):
-        allowed = f"1 on device {process.device}; more is {NOT_YET}"
-        problems.append(Problem(field, got, allowed, "leave it out", ((*path, "device"),)))
-    elif topology.model.dtype in PACKED_DTYPES:
+    if topology.model.dtype in PACKED_DTYPES:
         allowed = f"1 with dtype = {show_value(topology.model.dtype)}, which is computed by one rank"
         problems.append(
             Problem(field, got, allowed, 'set [model] dtype = "float32" or "bfloat16"', (("model", "dtype"),))

@@ -18,6 +18,12 @@ _LOGIT_BYTES = 16
 """A logit in the model's dtype, in float32, and what sampling makes of it."""
 
 
+def device_of_rank(device: str, rank: int) -> str:
+    """Of a worker on `device`: its ranks are on this GPU and the following ones."""
+    kind, _, first = device.partition(":")
+    return f"{kind}:{int(first or 0) + rank}" if rank else device
+
+
 def has_gpu(topology: Topology) -> bool:
     """Whether the worker is on a CUDA device."""
     return any(process.device.startswith("cuda") for process in topology.process)

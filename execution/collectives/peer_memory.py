@@ -36,24 +36,29 @@ class PeerMemory:
     """A buffer of `num_bytes` bytes on each rank's device, zeros at first, and the addresses of all of them here."""
 
     def __init__(self, group: Collective, device: torch.device, num_bytes: int) -> None:
-        """`group`: the same ranks by way of the host. Raises DeviceFault where their GPUs do not reach each other."""
+        """`group`: the same ranks by way of the host. Raises DeviceFault, on all ranks, where a GPU does not reach
+        another's memory."""
         self._driver = _load_driver()
         self._own = 0
         self._others: list[int] = []
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # the device's context is there, and this thread's
-            own = ctypes.c_uint64()
-            self._call("cuMemAlloc_v2", ctypes.byref(own), num_bytes)
-            self._own = own.value
-            self._call("cuMemsetD8_v2", own, 0, num_bytes)
-            self._call("cuCtxSynchronize")
-            handle = _Handle()
-            self._call("cuIpcGetMemHandle", ctypes.byref(handle), own)
-            handles = group.all_gather(torch.frombuffer(bytearray(bytes(handle)), dtype=torch.uint8))
-            addresses = [
-                self._own if rank == group.rank else self._open(bytes(each.tolist()))
-                for rank, each in enumerate(handles)
-            ]
+            error, handle = None, bytes(_HANDLE_BYTES)
+            try:
+                handle = self._allocate(num_bytes)
+            except DeviceFault as fault:
+                error = fault
+            handles = group.all_gather(torch.frombuffer(bytearray(handle), dtype=torch.uint8))
+            addresses: list[int] = []
+            try:
+                for rank, each in enumerate(handles):
+                    addresses.append(self._own if rank == group.rank else self._open(bytes(each.tolist())))
+            except DeviceFault as fault:
+                error = error or fault
+            are_there = group.all_gather(torch.tensor([error is None]))
+            if not are_there.all():
+                self.close()
+                raise error or DeviceFault("another rank cannot reach the memory of all GPUs")
             self.bases = torch.tensor(addresses, device=device)
             """int64 [size]: where the buffer of each rank is, for kernels of this device."""
 
@@ -64,6 +69,17 @@ class PeerMemory:
         if self._own:
             self._call("cuMemFree_v2", self._own)
         self._own, self._others = 0, []
+
+    def _allocate(self, num_bytes: int) -> bytes:
+        """The handle of zeros."""
+        own = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(own), num_bytes)
+        self._own = own.value
+        self._call("cuMemsetD8_v2", own, 0, num_bytes)
+        self._call("cuCtxSynchronize")
+        handle = _Handle()
+        self._call("cuIpcGetMemHandle", ctypes.byref(handle), own)
+        return bytes(handle)
 
     def _open(self, handle: bytes) -> int:
         address = ctypes.c_uint64()

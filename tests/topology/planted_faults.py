@@ -210,11 +210,6 @@ KINDS = {
             ["tensor_parallel = 64", "1, 2, 4", "64 ranks cannot share 4 heads"],
         ),
         (
-            "restart = {{",
-            "device = 'cuda'\ntensor_parallel = 2◀\nrestart = {{",
-            ["tensor_parallel = 2", "on device cuda", "not supported yet"],
-        ),
-        (
             'name = "control"',
             'name = "control"\ntensor_parallel = 2◀',
             ['"control"', "tensor_parallel = 2", "only in the worker's process"],
