@@ -11,6 +11,7 @@ from ..checkpoints.model_weights import count_parameters, has_head_norms
 from ..kernels.device_operations import Matrix, Operations
 from ..models.decoder_weights import Layer, Weights
 from ..models.device_decoder import DeviceDecoder
+from ..models.tensor_parallel import TensorParallel
 from .llama_shape import LLAMA_3_1_8B
 
 _LLAMA_2_7B = msgspec.structs.replace(
@@ -47,9 +48,14 @@ SHAPES: dict[str, ModelShape] = {
 
 
 def random_decoder(
-    shape: ModelShape, operations: Operations, dtype: torch.dtype, device: torch.device, max_model_len: int
+    shape: ModelShape,
+    operations: Operations,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    parallel: TensorParallel | None = None,
 ) -> DeviceDecoder:
-    """Matrices of variance 1 / columns, norms near one."""
+    """Matrices of variance 1 / columns, norms near one; shape: of a rank's share, if there is `parallel`."""
     generator = torch.Generator(device).manual_seed(0)
 
     def matrix(rows: int, columns: int) -> Tensor:
@@ -76,7 +82,8 @@ def random_decoder(
     embedding = matrix(shape.vocab_size, hidden)
     head = Matrix(embedding if shape.tie_word_embeddings else matrix(shape.vocab_size, hidden))
     layers = tuple(layer() for _ in range(shape.num_layers))
-    return DeviceDecoder(shape, Weights(embedding, layers, norm(hidden), head), operations, max_model_len)
+    weights = Weights(embedding, layers, norm(hidden), head)
+    return DeviceDecoder(shape, weights, operations, max_model_len, parallel=parallel)
 
 
 def read_bytes(shape: ModelShape, batch: int, context: float, element_bytes: int) -> float:

@@ -34,6 +34,7 @@ from ..execution.device.cuda import CudaDevice
 from ..execution.device.limits import RunnerLimits
 from ..execution.device.pending import LaunchedStep
 from ..execution.device.runner import DeviceRunner
+from ..execution.device.seam import Device
 from ..execution.device.start import make_operations
 from ..execution.pending_step import PendingStep
 from ..execution.planned_rows import PlannedRows
@@ -41,6 +42,7 @@ from ..execution.token_masks import TokenMasks
 from ..kernels.device_operations import TorchOperations
 from ..mailbox.messages.sampling import SamplingParams
 from ..mailbox.messages.steps import NewRow, StepPlan
+from ..models.device_decoder import DeviceDecoder
 from .gpu_models import SHAPES, random_decoder, read_bytes
 
 COPY_BANDWIDTH = 4.26e12
@@ -178,19 +180,14 @@ class Stages:
 
 
 class Bench:
-    """One model on the GPU."""
+    """A decoder on its GPU."""
 
-    def __init__(self, name: str, max_batch: int, graphs: str) -> None:
-        self.name, self.shape, self._graphs = name, SHAPES[name], graphs
-        self._device = CudaDevice(torch.device("cuda"))
-        self._limits = RunnerLimits(max_batch, max(2048, max_batch), MAX_MODEL_LEN, 2)
-        there = self._device.torch_device
-        operations = make_operations(self.shape, self._limits.max_step_tokens, torch.bfloat16, there)
-        self.decoder = random_decoder(self.shape, operations, torch.bfloat16, there, MAX_MODEL_LEN)
+    def __init__(self, name: str, decoder: DeviceDecoder, device: Device, limits: RunnerLimits, graphs: str) -> None:
+        self.name, self.shape, max_batch = name, decoder.shape, limits.max_num_seqs
         self.runner = TimedRunner(
-            self.decoder,
-            self._device,
-            self._limits,
+            decoder,
+            device,
+            limits,
             num_blocks=max_batch * (MAX_MODEL_LEN // BLOCK_SIZE),
             block_size=BLOCK_SIZE,
             kv_dtype=torch.bfloat16,
@@ -243,7 +240,7 @@ class Bench:
             idle_p99_us=float(np.percentile(idle, 99)),
             idle_share=sum(idle) / 1e3 / (sum(idle) / 1e3 + sum(device_ms)),
             floor_ms=num_bytes / COPY_BANDWIDTH * 1e3,
-            vllm_ms=VLLM_MS[self.name].get(batch),
+            vllm_ms=VLLM_MS.get(self.name, {}).get(batch),
             host_us=host_us,
         )
 
@@ -258,6 +255,20 @@ class Bench:
             sort_by="self_cuda_time_total", row_limit=24, max_name_column_width=60
         )
         return table
+
+
+def limits_of(max_batch: int) -> RunnerLimits:
+    """Of a bench."""
+    return RunnerLimits(max_batch, max(2048, max_batch), MAX_MODEL_LEN, 2)
+
+
+def make_bench(name: str, max_batch: int, graphs: str) -> Bench:
+    """Of a model that one GPU holds."""
+    device, limits = CudaDevice(torch.device("cuda")), limits_of(max_batch)
+    there = device.torch_device
+    operations = make_operations(SHAPES[name], limits.max_step_tokens, torch.bfloat16, there)
+    decoder = random_decoder(SHAPES[name], operations, torch.bfloat16, there, MAX_MODEL_LEN)
+    return Bench(name, decoder, device, limits, graphs)
 
 
 def check(shape: ModelShape, batches: Sequence[int]) -> Iterator[str]:
@@ -338,7 +349,7 @@ def main() -> None:
             print(f"{name}, two layers beside plain torch:")
             for line in check(SHAPES[name], (1, 8, 40)):
                 print(line, flush=True)
-        bench = Bench(name, max(batches), args.graphs)
+        bench = make_bench(name, max(batches), args.graphs)
         for batch in batches:
             for depth in (int(depth) for depth in args.depths.split(",")):
                 results.append(bench.measure(batch, depth, args.context, args.steps))

@@ -1,6 +1,8 @@
-"""The shape of Llama-3.1-8B, without its files."""
+"""The shapes of Llama-3.1-8B and Llama-3-70B, without their files."""
 
 from __future__ import annotations
+
+import msgspec
 
 from ..checkpoints import ModelShape
 
@@ -20,4 +22,13 @@ LLAMA_3_1_8B = ModelShape(
     bos_token_id=128000,
     eos_token_ids=(128001, 128008, 128009),
     num_parameters=8_030_261_248,
+)
+LLAMA_3_70B = msgspec.structs.replace(
+    LLAMA_3_1_8B,
+    num_layers=80,
+    hidden_size=8192,
+    num_heads=64,
+    intermediate_size=28672,
+    max_position=8192,
+    num_parameters=70_553_706_496,
 )
