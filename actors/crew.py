@@ -17,7 +17,6 @@ from ..shm_queue.rank_region import RankRegionLayout, create_rank_region
 from ..topology import expand_actors, kind_of, mask_layout, rank_region_layout
 from ..topology.device import has_gpu
 from ..topology.plan import processes_of, rank_of, worker_process
-from ..topology.schema import NULL_DEVICE
 from .child_starts import ChildStart
 from .children import Child, spawn
 from .description import describe_engine
@@ -56,7 +55,7 @@ class Crew:
         self._rank_processes = processes_of(worker)
         """Of the worker, in the order of its ranks."""
         self._rank_layout: RankRegionLayout | None = None
-        if len(self._rank_processes) > 1 and worker.device != NULL_DEVICE:
+        if len(self._rank_processes) > 1:
             self._rank_layout = rank_region_layout(launch.topology, launch.shape)
         self._first_deaths: dict[tuple[str, ...], Child] = {}
         """Of groups whose last process has not ended yet."""

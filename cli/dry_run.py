@@ -39,9 +39,10 @@ def dry_run(file: Path, overrides: Sequence[str]) -> int:
 
 
 def _without_model(topology: Topology) -> Topology:
-    """The same graph on null devices; it never takes the configured address, where the real engine may be serving."""
+    """The same graph on null devices, each of one rank; it never takes the configured address, where the real engine
+    may be serving."""
     processes = tuple(
-        msgspec.structs.replace(process, device=NULL_DEVICE)
+        msgspec.structs.replace(process, device=NULL_DEVICE, tensor_parallel=1, pipeline_parallel=1)
         if any(split_kind(actor)[0] == "worker" for actor in process.actors)
         else process
         for process in topology.process

@@ -68,6 +68,8 @@ _NEW_ROW = (
 """One NewRow beside its tokens and blocks."""
 _SPARE = 256
 """For fields that a later version adds at the end."""
+_PLANS_APART = 4
+"""Plans without a row to compute, or void ones, by which a rank may be behind rank 0."""
 _LARGEST_ELEMENT, _PAGE_BYTES, _MAX_RANK_SLOT_BYTES = 4, 4096, 1 << 20
 """Hidden states are float32 at the most; what is larger than a cache holds is not exchanged faster in one part."""
 
@@ -120,11 +122,16 @@ def result_bytes(topology: Topology) -> int:
 
 
 def plan_boards(topology: Topology, max_model_len: int, epoch: int) -> tuple[BoardLayout, BoardLayout]:
-    """(call board, result board) of one epoch. depth + 2 slots each: no publish waits in a healthy engine."""
+    """(call board, result board) of one epoch. depth + 2 slots each: no publish waits in a healthy engine.
+
+    Ranks compute a step together, so none is further behind rank 0, whose results make room for plans; but for plans
+    that have nothing to compute.
+    """
     num_slots = topology.scheduler.pipeline_depth + 2
     num_ranks = num_ranks_of(worker_process(topology))
+    num_apart = _PLANS_APART if num_ranks > 1 else 0
     return (
-        BoardLayout("call", epoch, num_slots, _round_up(plan_bytes(topology, max_model_len)), num_ranks),
+        BoardLayout("call", epoch, num_slots + num_apart, _round_up(plan_bytes(topology, max_model_len)), num_ranks),
         BoardLayout("result", epoch, num_slots, _round_up(result_bytes(topology)), 1),
     )
 

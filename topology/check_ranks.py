@@ -8,7 +8,7 @@ from ..checkpoints.weight_formats import PACKED_DTYPES
 from .decode import show_value
 from .plan import num_ranks_of
 from .problem import NOT_YET, Problem
-from .schema import ProcessSection, Topology
+from .schema import NULL_DEVICE, ProcessSection, Topology
 
 _FIELDS = ("tensor_parallel", "pipeline_parallel")
 
@@ -38,7 +38,10 @@ def check_ranks(
         allowed = "a process of its own for a worker of several ranks, each of which is a process"
         problems.append(Problem(field, got, allowed, "move the other actors", ((*path, "actors"),)))
         return
-    if topology.model.dtype in PACKED_DTYPES:
+    if process.device == NULL_DEVICE:
+        allowed = "1 on the null device, which has nothing to share"
+        problems.append(Problem(field, got, allowed, "leave it out", ((*path, "device"),)))
+    elif topology.model.dtype in PACKED_DTYPES:
         allowed = f"1 with dtype = {show_value(topology.model.dtype)}, which is computed by one rank"
         problems.append(
             Problem(field, got, allowed, 'set [model] dtype = "float32" or "bfloat16"', (("model", "dtype"),))

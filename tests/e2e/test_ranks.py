@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -96,12 +97,12 @@ def test_each_rank_is_a_process_and_says_why_it_computes_with_torch(ranks: Api) 
     assert log.count("worker.computes_with_torch dtype=float32 reason='it computes a model on one rank'") >= 2
 
 
-@pytest.mark.parametrize("rank", [1, 0])
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.nightly)])
 def test_streams_go_on_when_a_rank_is_killed(alone: Api, ranks: Api, rank: int) -> None:
     """All ranks end with it and begin anew, with other boards; 16 streams end with the tokens that they would have."""
 
     def ask(api: Api, index: int) -> str:
-        fields = {"max_tokens": 120, "seed": index, "temperature": 1.0, "stream": True}
+        fields = {"max_tokens": 60, "seed": index, "temperature": 1.0, "stream": True}
         return api.text("completions", SHARED + f"stream {index}", **fields)
 
     expected = at_once(lambda index: ask(alone, index), range(NUM_STREAMS))
@@ -109,8 +110,8 @@ def test_streams_go_on_when_a_rank_is_killed(alone: Api, ranks: Api, rank: int) 
     with ThreadPoolExecutor(NUM_STREAMS) as threads:
         begun = ranks.counter("generation_tokens_total")
         streams = [threads.submit(ask, ranks, index) for index in range(NUM_STREAMS)]
-        while ranks.counter("generation_tokens_total") < begun + NUM_STREAMS * 30:
-            pass
+        while ranks.counter("generation_tokens_total") < begun + NUM_STREAMS * 15:
+            time.sleep(0.02)  # between two looks at the counter, so as not to starve the engine
         os.kill(before[rank], signal.SIGKILL)
         assert [stream.result() for stream in streams] == expected
     after = [ranks.server.pid_of(f"worker.{rank}") for rank in range(2)]

@@ -100,6 +100,7 @@ def test_kv_heads_that_several_ranks_hold_are_no_zeros():
     [
         (["process.worker.tensor_parallel=10"], "10 ranks cannot share 9 heads"),
         (["process.worker.tensor_parallel=3", "model.dtype=int8"], 'dtype = "int8", which is computed by one rank'),
+        (["process.worker.tensor_parallel=3", "process.worker.device=null"], "1 on the null device"),
         (["process.control.tensor_parallel=2"], "only in the worker's process"),
     ],
 )
