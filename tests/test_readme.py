@@ -35,6 +35,7 @@ RUN_BY_A_TEST = {
     ("journal.md", "sh"),  # tests/journal/test_journal_page.py
     ("journal.md", "toml"),
     ("peers.md", "sh"),  # tests/bench/test_peers_page.py
+    ("ranks.md", "sh"),  # tests/cli/test_ranks_page.py
     ("simulator.md", "sh"),  # tests/simulation/test_simulator_page.py
     ("simulator.md", "toml"),
     ("simulator.md", "json"),
