@@ -42,14 +42,16 @@ class StepInputs:
     """[k]: index in the flat list of the token whose logits are sampled from."""
     sample_counts: Int32s | None = None
     """How often each of the rows samples, 1 + its drafts, in sum k; None: once, and no row has drafts."""
+    plan_id: tuple[int, int] = (0, 0)
+    """Epoch and step of the plan."""
 
 
 def prepare_inputs(batch: InputBatch, plan: StepPlan, proposer: Proposer | None = None) -> StepInputs:
     """As `read_rows`, laid out flat."""
-    return flat_inputs(batch, read_rows(batch, plan, proposer))
+    return flat_inputs(batch, read_rows(batch, plan, proposer), (plan.epoch, plan.step))
 
 
-def flat_inputs(batch: InputBatch, planned: PlannedRows) -> StepInputs:
+def flat_inputs(batch: InputBatch, planned: PlannedRows, plan_id: tuple[int, int] = (0, 0)) -> StepInputs:
     """The flat arrays of a step."""
     rows, starts, num_tokens, samples = planned.rows, planned.starts, planned.num_tokens, planned.samples
     query_starts = np.zeros(rows.size + 1, np.int64)
@@ -82,4 +84,5 @@ def flat_inputs(batch: InputBatch, planned: PlannedRows) -> StepInputs:
         sample_positions=sample_positions,
         last_tokens=last_tokens,
         sample_counts=sample_counts,
+        plan_id=plan_id,
     )

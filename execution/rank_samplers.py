@@ -21,6 +21,7 @@ from .prepare_inputs import StepInputs
 from .prompt_logprobs import parts_of
 from .prompt_pieces import PromptPieces
 from .sampler import Sampled, Sampler
+from .stage_links import TokenSender
 from .token_masks import TokenMasks
 
 _SAMPLED, _FAILED = 0, 1
@@ -29,10 +30,11 @@ _SAMPLED, _FAILED = 0, 1
 
 @contextmanager
 def whole_group_fails() -> Iterator[None]:
-    """What is raised between two calls of the collective ends this rank, and so its group: the others wait for it."""
+    """What is raised between two exchanges ends this rank, and so its group, for the others wait for it; but for what
+    all hear of."""
     try:
         yield
-    except ActorFault:
+    except (ActorFault, SamplingFailed):
         raise
     except Exception as error:
         raise RankFailed(f"{type(error).__name__}: {error}") from error
@@ -87,6 +89,37 @@ class LeadingSampler:
         return tell_sampled(
             lambda: self._sampler.sample(hidden, inputs, masks, drafts), inputs, self._collective, self._device
         )
+
+    def prompt_logprobs(self, pieces: PromptPieces, hidden: Tensor) -> PromptLogprobs:
+        with whole_group_fails():
+            return self._sampler.prompt_logprobs(pieces, hidden)
+
+
+class TellingSampler:
+    """Of the rank that samples where there are several stages: the first stage is told what `sampler` draws."""
+
+    def __init__(self, sampler: Sampler, tokens: TokenSender) -> None:
+        self._sampler, self._tokens = sampler, tokens
+
+    def apply(self, plan: StepPlan) -> None:
+        with whole_group_fails():
+            self._sampler.apply(plan)
+
+    def clear(self) -> None:
+        self._sampler.clear()
+
+    def sample(
+        self, hidden: Tensor, inputs: StepInputs, masks: TokenMasks | None = None, drafts: Int32s | None = None
+    ) -> Sampled:
+        try:
+            sampled = self._sampler.sample(hidden, inputs, masks, drafts)
+        except ActorFault:
+            raise
+        except Exception:
+            self._tokens.send(inputs.plan_id, None)
+            raise
+        self._tokens.send(inputs.plan_id, sampled.token_ids)
+        return sampled
 
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Tensor) -> PromptLogprobs:
         with whole_group_fails():

@@ -11,8 +11,9 @@ from .attention import PagedAttention
 from .input_batch import InputBatch
 from .kv_tensors import KVTensors
 from .prepare_inputs import StepInputs
-from .rank_samplers import FollowingSampler, LeadingSampler, whole_group_fails
+from .rank_samplers import FollowingSampler, LeadingSampler, TellingSampler, whole_group_fails
 from .sampler import Sampler
+from .stage_links import StageLinks, TokenSender
 from .torch_sampler import TorchSampler
 
 
@@ -27,10 +28,13 @@ class TorchForward:
         block_size: int,
         kv_dtype: torch.dtype,
         collective: Collective | None = None,
+        links: StageLinks | None = None,
+        tokens: TokenSender | None = None,
     ) -> None:
-        """collective: of the ranks that the model was loaded for."""
+        """collective: of the ranks that the model was loaded for; links: of the stage that it was loaded for; tokens:
+        where there are several stages, of the rank that samples."""
         self.model = model
-        self._collective = collective
+        self._collective, self._links, self._sent_tokens = collective, links, tokens
         self.kv = KVTensors(model.local_shape, num_blocks, block_size, kv_dtype, model.device)
         self.shape, self.device = model.shape, model.device
 
@@ -42,11 +46,13 @@ class TorchForward:
         collective, vocab_size = self._collective, self.shape.vocab_size
         if collective is not None and collective.rank:
             return FollowingSampler(self.compute_logits, vocab_size, collective, self.device)
-        sampler = TorchSampler(self.compute_logits, batch, vocab_size, self.device)
-        return sampler if collective is None else LeadingSampler(sampler, collective, self.device)
+        sampler: Sampler = TorchSampler(self.compute_logits, batch, vocab_size, self.device)
+        if collective is not None:
+            sampler = LeadingSampler(sampler, collective, self.device)
+        return sampler if self._sent_tokens is None else TellingSampler(sampler, self._sent_tokens)
 
     def hidden_states(self, inputs: StepInputs, batch: InputBatch) -> Tensor:
-        if self._collective is None:
+        if self._collective is None and self._links is None:
             return self._hidden_states(inputs, batch)
         with whole_group_fails():
             return self._hidden_states(inputs, batch)
@@ -58,7 +64,14 @@ class TorchForward:
         token_ids, positions = (
             torch.from_numpy(array).to(self.device) for array in (inputs.token_ids, inputs.positions)
         )
-        return model.forward(token_ids, positions, attention)
+        if self._links is None:
+            return model.forward(token_ids, positions, attention)
+        receiver, sender = self._links
+        before = None if receiver is None else receiver.receive(inputs.plan_id)
+        hidden = model.forward(token_ids, positions, attention, before)
+        if sender is not None:
+            sender.send(inputs.plan_id, hidden)
+        return hidden
 
     @torch.inference_mode()
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -11,12 +11,13 @@ from torch import Tensor
 from ..checkpoints.shape import ModelShape
 from .decoder_weights import Weights
 from .linear import Linear, compute_dtype
+from .norms import rms_norm
+from .place import Place
 from .protocol import Attention, CausalLM
 from .rotary_tables import rotary_tables
-from .tensor_parallel import TensorParallel
 
-Forward = Callable[["Decoder", Tensor, Tensor, Attention], Tensor]
-"""(model, token_ids, positions, attention) -> hidden states, as `CausalLM.forward`."""
+Forward = Callable[["Decoder", Tensor, Tensor, Attention, Tensor | None], Tensor]
+"""(model, token_ids, positions, attention, hidden) -> hidden states, as `CausalLM.forward`."""
 
 
 class Decoder(CausalLM):
@@ -29,12 +30,11 @@ class Decoder(CausalLM):
         weights: Weights[Tensor, Linear, Tensor],
         forward: Forward,
         max_model_len: int,
-        parallel: TensorParallel | None = None,
+        place: Place | None = None,
     ) -> None:
-        """shape: of the weights; parallel: the other ranks, if the weights are a rank's share."""
+        """shape: of the weights; place: if they are a rank's share of a model."""
         self._local_shape, self._dtype, self._device = shape, dtype, weights.embedding.device
-        self._shape = shape if parallel is None else parallel.sharding.shape
-        self._parallel = parallel
+        self._shape, self._parallel, self._stage = (shape, None, None) if place is None else place
         self._forward = forward
         self.compute_dtype = compute_dtype(dtype, self._device)
         self.weights = weights
@@ -68,9 +68,12 @@ class Decoder(CausalLM):
         matrices = [weights.head, *weights.matrices()]
         return sum(tensor.nbytes for tensor in tensors) + sum(matrix.num_bytes for matrix in matrices)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """int64 [num_tokens] each -> [num_tokens, hidden_size] of compute_dtype, after the final norm."""
-        return self._forward(self, token_ids, positions, attention)
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, hidden: Tensor | None = None
+    ) -> Tensor:
+        """int64 [num_tokens] each -> [num_tokens, hidden_size] of compute_dtype, after the final norm; of a stage that
+        is not the last behind its layers. hidden: of the stage before."""
+        return self._forward(self, token_ids, positions, attention, hidden)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[k, hidden_size] of compute_dtype -> float32 [k, vocab_size]; [k, 0] on ranks that do not sample."""
@@ -84,6 +87,12 @@ class Decoder(CausalLM):
         if self._parallel is None:
             return F.embedding(token_ids, self.weights.embedding)
         return self._parallel.embed(token_ids, self.weights.embedding)
+
+    def end(self, hidden: Tensor) -> Tensor:
+        """Hidden states behind all layers here: with the final norm, if no stage follows."""
+        if self._stage is not None and not self._stage.is_last:
+            return hidden
+        return rms_norm(hidden, self.weights.final_norm, self.eps)
 
     def sum_over_ranks(self, partial: Tensor) -> Tensor:
         """What a matrix that is cut by columns made of this rank's part -> the whole product. Not to be used after:

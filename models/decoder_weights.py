@@ -135,16 +135,18 @@ def gather_weights(
     norm_offset: float,
     pieces: Iterator[tuple[str, int, RowsOfPiece]],
     form: Form[E, M, V],
+    sizes: dict[str, tuple[int, ...]] | None = None,
 ) -> Weights[E, M, V]:
     """Stack (canonical name, first row, rows), in any order, into weights of a form.
 
-    `stacks`: of the family; `norm_offset`: what its norms add to their stored weights.
+    `stacks`: of the family; `norm_offset`: what its norms add to their stored weights; `sizes`: of the tensors, where
+    they are not those of the shape: some may have no rows.
     """
-    parts = _parts(shape, stacks, norm_offset, form)
+    parts = _parts(shape, stacks, norm_offset, form, tensor_shapes(shape) if sizes is None else sizes)
     placed = {
         name: (part, stack, first) for part in parts for stack in part.stacks for name, first in stack.firsts.items()
     }
-    finished: dict[str, Any] = {}
+    finished: dict[str, Any] = {part.name: part.take() for part in parts if part.is_whole}
     for name, first_row, new_rows in pieces:
         part, stack, first = placed[name]
         stack.put(first + first_row, new_rows)
@@ -158,9 +160,10 @@ def gather_weights(
     return Weights(embedding, layers, finished[FINAL_NORM], head)
 
 
-def _parts(shape: ModelShape, stacks: Stacks, norm_offset: float, form: Form[E, M, V]) -> list[Part[Any]]:
+def _parts(
+    shape: ModelShape, stacks: Stacks, norm_offset: float, form: Form[E, M, V], sizes: dict[str, tuple[int, ...]]
+) -> list[Part[Any]]:
     """What the model is made of: the embedding, the last norm, the head, and the fields of every layer."""
-    sizes = tensor_shapes(shape)
 
     def named(names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
         return {name: sizes[name] for name in names}

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from .decoder import Forward
+    from .place import Place
     from .protocol import CausalLM
-    from .tensor_parallel import TensorParallel
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,14 @@ class Family:
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
-        parallel: TensorParallel | None = None,
+        place: Place | None = None,
     ) -> CausalLM:
         """Build it from (canonical name, first row, rows): each row of each tensor of `tensor_shapes` once.
 
-        `parallel`: `shape` and the pieces are a rank's share."""
+        `place`: `shape` and the pieces are those of a rank."""
         from .decoder import Decoder
         from .tensor_form import TensorForm
 
-        weights = gather_weights(shape, self.stacks, self.norm_offset, pieces, TensorForm(dtype, device))
-        return Decoder(shape, dtype, weights, self.find_forward(), max_model_len, parallel)
+        sizes = None if place is None or place.stage is None else place.stage.sizes_of(tensor_shapes(shape))
+        weights = gather_weights(shape, self.stacks, self.norm_offset, pieces, TensorForm(dtype, device), sizes)
+        return Decoder(shape, dtype, weights, self.find_forward(), max_model_len, place)

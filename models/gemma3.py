@@ -17,14 +17,17 @@ from .protocol import Attention
 from .rotary import rotate
 
 
-def forward(model: Decoder, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-    """int64 [num_tokens] each -> [num_tokens, hidden_size] of compute_dtype, after the final norm."""
+def forward(
+    model: Decoder, token_ids: Tensor, positions: Tensor, attention: Attention, hidden: Tensor | None = None
+) -> Tensor:
+    """int64 [num_tokens] each -> [num_tokens, hidden_size] of compute_dtype, as `Decoder.forward`."""
     shape, dtype, width, weights = model.local_shape, model.dtype, model.compute_dtype, model.weights
     num_tokens, num_heads = len(token_ids), shape.num_heads
     num_rotated = num_heads + shape.num_kv_heads
     eps = model.eps
-    scale = float(torch.tensor(shape.hidden_size**0.5, dtype=dtype))  # a number of the host: no step copies it
-    hidden = (model.embed(token_ids) * scale).to(width)
+    if hidden is None:
+        scale = float(torch.tensor(shape.hidden_size**0.5, dtype=dtype))  # a number of the host: no step copies it
+        hidden = (model.embed(token_ids) * scale).to(width)
     turns = [table.index_select(0, positions).unbind(1) for table in model.rotary_tables]
     windows = shape.windows or (None,) * shape.num_layers
     for index, (layer, window) in enumerate(zip(weights.layers, windows, strict=True)):
@@ -37,4 +40,4 @@ def forward(model: Decoder, token_ids: Tensor, positions: Tensor, attention: Att
         gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps)).chunk(2, dim=-1)
         activated = model.sum_over_ranks(layer.down(F.gelu(gate, approximate="tanh").mul_(up)))
         hidden += rms_norm(activated, layer.after_mlp_norm, eps)
-    return rms_norm(hidden, weights.final_norm, eps)
+    return model.end(hidden)

@@ -103,6 +103,8 @@ def hold_linear(weight: Tensor, bias: Tensor | None = None, *, shared: bool = Fa
     `shared`: somebody else holds this weight too (a tied head).
     """
     dtype, device = weight.dtype, weight.device
+    if not len(weight):  # that of another stage
+        return PlainLinear(weight, bias)
     width = compute_dtype(dtype, device)
     bias = None if bias is None else bias.to(width)
     if held_dtype(dtype, device) == torch.float16 != dtype and _fits_half(weight):

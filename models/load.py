@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, assert_never
 from ..checkpoints.gguf_rope import ROPE_FACTORS
 from ..checkpoints.shape import Checkpoint, ModelShape
 from ..checkpoints.sharding import Sharding
+from ..checkpoints.stages import Stage
 from ..errors import CorruptCheckpoint
 from .decoder_weights import HEAD
 from .gguf_loader import open_gguf
@@ -30,9 +31,10 @@ def load_model(
     max_model_len: int,
     progress: Callable[[int, int], None] | None = None,
     collective: Collective | None = None,
+    stage: Stage | None = None,
 ) -> CausalLM:
     """Read the weights into a model of `dtype` on `device` that takes positions below `max_model_len`; with a
-    `collective`, those of its rank.
+    `collective` those of its rank, with a `stage` those of its layers.
 
     `progress` is called with (bytes read, bytes to read) as they are read. All names and shapes are checked before the
     first weight is. Beside the growing model only a few MiB are held at a time.
@@ -40,15 +42,18 @@ def load_model(
     """
     family = model_family(shape.architecture)
     expected = family.tensor_shapes(shape)
-    if collective is None:
+    if collective is None and stage is None:
         pieces = read_pieces(checkpoint, shape, expected, progress, quantized=False)
         return family.from_pieces(shape, pieces, dtype, device, max_model_len)
+    from .place import Place
     from .tensor_parallel import TensorParallel
 
-    sharding = Sharding(shape, collective.size)
-    pieces = read_shares(checkpoint, sharding, collective.rank, expected, progress)
-    parallel = TensorParallel(sharding, collective, device)
-    return family.from_pieces(sharding.local_shape, pieces, dtype, device, max_model_len, parallel)
+    rank, size = (0, 1) if collective is None else (collective.rank, collective.size)
+    sharding = Sharding(shape, size)
+    pieces = read_shares(checkpoint, sharding, rank, expected, progress, stage)
+    parallel = None if collective is None else TensorParallel(sharding, collective, device)
+    local = sharding.local_shape if stage is None else stage.shape_of(sharding.local_shape)
+    return family.from_pieces(local, pieces, dtype, device, max_model_len, Place(shape, parallel, stage))
 
 
 def read_pieces(
@@ -71,11 +76,16 @@ def read_shares(
     rank: int,
     expected: dict[str, tuple[int, ...]],
     progress: Callable[[int, int], None] | None,
+    stage: Stage | None = None,
 ) -> Iterator[tuple[str, int, RowsOfPiece]]:
-    """As `read_pieces`, of the share that a rank has of every tensor: rows of tensors of `sharding.local_shape`."""
+    """As `read_pieces`, of the share that a rank has of every tensor, or of those of its stage under the names that
+    they have there: rows of tensors of `sharding.local_shape`."""
     shape = sharding.shape
     wanted = _match(_open(checkpoint, shape, expected), expected, shape, checkpoint.path)
     shares = [tensor.share(sharding.of_tensor(rank, tensor.name, tensor.shape)) for tensor in wanted]
+    if stage is not None:
+        named = [(stage.local_name(share.name, is_tied=shape.tie_word_embeddings), share) for share in shares]
+        shares = [share._replace(name=name) for name, share in named if name is not None]
     return _pieces(shares, progress, quantized=False)
 
 

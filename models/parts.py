@@ -63,9 +63,9 @@ class ArrayStack:
         self.missing_rows -= len(rows)
 
     def take(self) -> Float32s:
-        assert self._whole is not None and self.missing_rows == 0
+        assert self.missing_rows == 0
         whole, self._whole = self._whole, None
-        return whole
+        return np.empty(self._size, np.float32) if whole is None else whole
 
 
 def as_float32s(rows: RowsOfPiece) -> Float32s:

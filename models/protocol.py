@@ -49,12 +49,14 @@ class CausalLM(Protocol):
         """Bytes that weights and tables hold on the device; may exceed parameters times dtype (see `Linear`)."""
         ...
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Run all layers over the tokens of a step.
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, hidden: Tensor | None = None
+    ) -> Tensor:
+        """Run all layers over the tokens of a step; of a stage its own, over the `hidden` states of the one before.
 
         token_ids, positions: int64 [num_tokens], positions below the model's max_model_len.
         Returns hidden states after the final norm: [num_tokens, hidden_size] in the dtype that `compute_logits` takes
-        (float32 where the CPU has no bfloat16 arithmetic).
+        (float32 where the CPU has no bfloat16 arithmetic). Of a stage before the last: what the next one takes.
         """
         ...
 

@@ -14,13 +14,15 @@ from .protocol import Attention
 from .rotary import rotate
 
 
-def forward(model: Decoder, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-    """int64 [num_tokens] each -> [num_tokens, hidden_size] of compute_dtype, after the final norm."""
+def forward(
+    model: Decoder, token_ids: Tensor, positions: Tensor, attention: Attention, hidden: Tensor | None = None
+) -> Tensor:
+    """int64 [num_tokens] each -> [num_tokens, hidden_size] of compute_dtype, as `Decoder.forward`."""
     shape, dtype, width, weights = model.local_shape, model.dtype, model.compute_dtype, model.weights
     num_tokens, num_heads = len(token_ids), shape.num_heads
     num_rotated = num_heads + shape.num_kv_heads
     eps = model.eps
-    hidden = model.embed(token_ids).to(width)
+    hidden = model.embed(token_ids).to(width) if hidden is None else hidden
     cos, sin = model.rotary_tables[0].index_select(0, positions).unbind(1)  # once a step: [num_tokens, 1, head_dim]
     for index, layer in enumerate(weights.layers):
         qkv = layer.qkv(rms_norm(hidden, layer.input_norm, eps)).view(num_tokens, -1, shape.head_dim)
@@ -29,4 +31,4 @@ def forward(model: Decoder, token_ids: Tensor, positions: Tensor, attention: Att
         hidden += model.sum_over_ranks(layer.output(attended.to(width)))
         gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, eps)).chunk(2, dim=-1)
         hidden += model.sum_over_ranks(layer.down(F.silu(gate).mul_(up)))
-    return rms_norm(hidden, weights.final_norm, eps)
+    return model.end(hidden)

@@ -32,9 +32,9 @@ class TensorStack:
         self.missing_rows -= len(rows)
 
     def take(self) -> Tensor:
-        assert self._whole is not None and self.missing_rows == 0
+        assert self.missing_rows == 0
         whole, self._whole = self._whole, None
-        return whole
+        return torch.empty(self._size, dtype=self._dtype, device=self._device) if whole is None else whole
 
 
 class PlainTensors:
