@@ -28,7 +28,9 @@ from ..shm_queue import (
     close_board,
 )
 from ..topology import Topology, kind_of, mask_layout, max_plan_tokens
-from ..topology.plan import rank_of, section_of
+from ..topology.boards import stage_boards_of
+from ..topology.plan import output_rank_of, rank_of, section_of
+from ..topology.schema import ProcessSection
 from .base import Actor, run_actor
 from .faults import Faults
 from .frontend_api import ActorStart, Health
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from ..scheduling.scheduler import Scheduler
     from .frontend import Frontend
     from .grammar import GrammarActor
+    from .runners import StageEnds
     from .scheduler import SchedulerActor
     from .scheduler_journal import SchedulerJournal
     from .tokenizer import TokenizerActor
@@ -260,24 +263,44 @@ class Cast:
 
         start = self._start
         section, rank = section_of(start.topology, start.process), rank_of(name)
-        masks = UnreadMasks() if rank and self._masks is not None else self._masks
+        is_unread = self._masks is not None and rank != output_rank_of(section)
+        masks = UnreadMasks() if is_unread else self._masks
         place = None
         if start.ranks is not None:
-            place = RankPlace(rank, start.ranks, self.take_fd("ranks"))
+            place = RankPlace(rank % section.tensor_parallel, start.ranks, self.take_fd("ranks"))
+        stage = self._stage_ends(section, rank) if start.stage_boards else None
         line = self._page.line(start.all_actors.index(name))
         stop_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         worker = WorkerActor(
             name,
-            lambda: make_runner(start, section, line, self._note_measured, masks, place),
+            lambda: make_runner(start, section, line, self._note_measured, masks, place, stage),
             line,
             stop_fd,
             pipeline_depth=start.topology.scheduler.pipeline_depth,
         )
         self._worker, self._worker_stop_fd = worker, stop_fd
         call, result = start.boards
-        fd_names = (*call.reader_fd_names(rank), *(result.fd_names() if rank == 0 else ()))
+        fd_names = (*call.reader_fd_names(rank), *(result.fd_names() if rank == output_rank_of(section) else ()))
         self._attach_worker(worker, start.boards, {fd_name: self.take_fd(fd_name) for fd_name in fd_names})
         await worker.start()
+
+    def _stage_ends(self, section: ProcessSection, rank: int) -> StageEnds:
+        from .runners import StageEnds
+
+        own = stage_boards_of(self._start.stage_boards, section, rank)
+        layouts = [own.hidden_in, own.hidden_out, own.tokens_in, own.tokens_out]
+        names = dict.fromkeys(name for layout in layouts if layout is not None for name in layout.fd_names())
+        fds = {name: self.take_fd(name) for name in names}
+        ends = StageEnds(
+            rank // section.tensor_parallel,
+            section.pipeline_parallel,
+            None if own.hidden_in is None else BoardReader(own.hidden_in, fds, 0),
+            None if own.hidden_out is None else BoardWriter(own.hidden_out, fds),
+            None if own.tokens_in is None else BoardReader(own.tokens_in, fds, rank),
+            None if own.tokens_out is None else BoardWriter(own.tokens_out, fds),
+        )
+        close_board(fds)
+        return ends
 
     def _note_measured(self, num_blocks: int) -> None:
         self.num_measured_blocks = num_blocks
@@ -286,9 +309,9 @@ class Cast:
         from .worker import EpochEnds
 
         call_layout, result_layout = boards
-        rank = rank_of(worker.name)
+        rank, section = rank_of(worker.name), section_of(self._start.topology, self._start.process)
         call_board = BoardReader(call_layout, fds, rank, wake_fd=self._worker_stop_fd)
-        result_board = BoardWriter(result_layout, fds) if rank == 0 else None
+        result_board = BoardWriter(result_layout, fds) if rank == output_rank_of(section) else None
         worker.attach(EpochEnds(call_layout.epoch, call_board, result_board))
         close_board(fds)
 

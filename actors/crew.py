@@ -13,10 +13,10 @@ from functools import partial
 
 from ..mailbox.messages.control import Gone, Settled, Start, SupervisorToChild
 from ..shm_queue import Phase, ProgressLine, ProgressPage, create_mask_region, create_progress_page
-from ..shm_queue.rank_region import RankRegionLayout, create_rank_region
-from ..topology import expand_actors, kind_of, mask_layout, rank_region_layout
+from ..topology import expand_actors, kind_of, mask_layout
 from ..topology.device import has_gpu
 from ..topology.plan import processes_of, rank_of, worker_process
+from .between_ranks import BetweenRanks
 from .child_starts import ChildStart
 from .children import Child, spawn
 from .description import describe_engine
@@ -48,15 +48,10 @@ class Crew:
         self._page = ProgressPage(self._page_fd, len(self.all_actors))
         self._description_fd: int | None = None
         self._mask_fd: int | None = None
-        self._rank_fd: int | None = None
-        """Of the memory between the ranks of a worker, as long as they live."""
+        self._between_ranks = BetweenRanks(launch.topology, launch.shape)
         self._scheduler_process = self.process_of("scheduler")
-        worker = worker_process(launch.topology)
-        self._rank_processes = processes_of(worker)
+        self._rank_processes = processes_of(worker_process(launch.topology))
         """Of the worker, in the order of its ranks."""
-        self._rank_layout: RankRegionLayout | None = None
-        if len(self._rank_processes) > 1:
-            self._rank_layout = rank_region_layout(launch.topology, launch.shape)
         self._first_deaths: dict[tuple[str, ...], Child] = {}
         """Of groups whose last process has not ended yet."""
 
@@ -90,7 +85,7 @@ class Crew:
         url = self._wiring.bind()
         self._description_fd = describe_engine(self._page_fd, url, self._launch)
         self._boards.renew()
-        self._renew_rank_region()
+        self._between_ranks.renew()
         if any(kind_of(actor) == "grammar" for actor in self.all_actors):
             self._mask_fd = create_mask_region(mask_layout(self._launch.topology, self._launch.shape))
         return url
@@ -104,9 +99,8 @@ class Crew:
         fds = {"progress": self._page_fd, **self._wiring.descriptors_of(name)}
         has_worker = self.holds(name, "worker")
         if has_worker:
-            fds.update(self._boards.fds_of_rank(self._rank_processes.index(name)))
-            if self._rank_fd is not None:
-                fds["ranks"] = self._rank_fd
+            rank = self._rank_processes.index(name)
+            fds |= self._boards.fds_of_rank(rank) | self._between_ranks.fds_of_rank(rank)
         if self._mask_fd is not None and (has_worker or self.holds(name, "grammar")):
             fds["masks"] = self._mask_fd
         self._incarnations[name] += 1
@@ -127,7 +121,8 @@ class Crew:
                 links=self._wiring.links_of(name),
                 boards=self._boards.layouts if has_worker else (),
                 fds=tuple(fds),
-                ranks=self._rank_layout if has_worker else None,
+                ranks=self._between_ranks.region if has_worker else None,
+                stage_boards=self._between_ranks.boards if has_worker else (),
             ),
             list(fds.values()),
         )
@@ -200,19 +195,11 @@ class Crew:
             self._boards.seal_call_board()
         self._boards.renew()
         if lost_worker:
-            self._renew_rank_region()
+            self._between_ranks.renew()
             return
         for rank, name in enumerate(self._rank_processes):
             if (child := self.children[name]).status is None:
                 child.send(*self._boards.attach_message(rank))
-
-    def _renew_rank_region(self) -> None:
-        """For ranks that begin: what others have left there is of no use."""
-        if self._rank_fd is not None:
-            os.close(self._rank_fd)
-            self._rank_fd = None
-        if self._rank_layout is not None:
-            self._rank_fd = create_rank_region(self._rank_layout)
 
     def find_hung(self) -> list[tuple[Child, str]]:
         """Processes that live and do not move, with the reason; to be asked every `watch_interval_s`."""
@@ -263,6 +250,7 @@ class Crew:
         self._boards.close()
         self._wiring.close()
         os.close(self._page_fd)
-        for fd in (self._description_fd, self._mask_fd, self._rank_fd):
+        self._between_ranks.close()
+        for fd in (self._description_fd, self._mask_fd):
             if fd is not None:
                 os.close(fd)

@@ -7,6 +7,7 @@ import select
 from ..mailbox.messages.control import Attach
 from ..shm_queue import BoardLayout, close_board, create_board, seal_board
 from ..topology import Topology, plan_boards
+from ..topology.plan import output_rank_of, worker_process
 
 
 class EpochBoards:
@@ -15,6 +16,7 @@ class EpochBoards:
     def __init__(self, topology: Topology, max_model_len: int) -> None:
         self._topology = topology
         self._max_model_len = max_model_len
+        self._output_rank = output_rank_of(worker_process(topology))
         self.epoch = 0
         self.layouts: tuple[BoardLayout, ...] = ()
         self.fds: dict[str, int] = {}
@@ -32,9 +34,9 @@ class EpochBoards:
         seal_board(self.layouts[0], self.fds)
 
     def fds_of_rank(self, rank: int) -> dict[str, int]:
-        """Of a rank's own ends: rank 0 alone writes results."""
+        """Of a rank's own ends: one alone writes results."""
         call, result = self.layouts
-        names = (*call.reader_fd_names(rank), *(result.fd_names() if rank == 0 else ()))
+        names = (*call.reader_fd_names(rank), *(result.fd_names() if rank == self._output_rank else ()))
         return {name: self.fds[name] for name in names}
 
     def attach_message(self, rank: int | None = None) -> tuple[Attach, list[int]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import StartFailed
 from ..mailbox.messages.control import Start
-from ..shm_queue import ProgressLine
+from ..shm_queue import BoardReader, BoardWriter, ProgressLine
 from ..shm_queue.rank_region import RankRegionLayout
 from ..topology.device import device_of_rank
 from ..topology.plan import num_threads_of
@@ -22,10 +22,13 @@ from .log import log_event
 if TYPE_CHECKING:
     import torch
 
+    from ..checkpoints.stages import Stage
     from ..execution.device.runner import DeviceRunner
     from ..execution.forward import Forward
     from ..execution.null_runner import NullRunner
     from ..execution.runner import ModelRunner
+    from ..execution.stage_links import HiddenSender, StageLinks, TokenSender
+    from ..execution.stage_runner import StageRunner
     from ..execution.token_masks import MaskSource
     from ..models.collective import Collective
     from ..speculative.proposer import Proposer
@@ -46,6 +49,17 @@ class RankPlace(NamedTuple):
     """Of the region; the runner's."""
 
 
+class StageEnds(NamedTuple):
+    """This process's ends of the boards between the stages of a worker that has several."""
+
+    stage: int
+    num_stages: int
+    hidden_in: BoardReader | None
+    hidden_out: BoardWriter | None
+    tokens_in: BoardReader | None
+    tokens_out: BoardWriter | None
+
+
 def make_runner(
     start: Start,
     section: ProcessSection,
@@ -53,11 +67,12 @@ def make_runner(
     on_measured: Callable[[int], None] = lambda num_blocks: None,
     masks: MaskSource | None = None,
     place: RankPlace | None = None,
-) -> ModelRunner | DeviceRunner | NullRunner:
+    stage: StageEnds | None = None,
+) -> ModelRunner | StageRunner | DeviceRunner | NullRunner:
     """The runner of one rank; a model is loaded, and the bytes loaded are shown on the progress line.
 
     `on_measured` is told the blocks of a pool that the device's memory was measured for; `masks`: of constrained rows,
-    if there may be any; `place`: where there are other ranks.
+    if there may be any; `place`: where others share its layers; `stage`: where others have other layers.
     """
     if section.device == NULL_DEVICE:
         return _null_runner(start, masks)
@@ -65,7 +80,7 @@ def make_runner(
         runner = _device_runner(start, section, progress, masks, place)
         on_measured(runner.pool.num_blocks)
         return runner
-    return _model_runner(start, section, progress, masks, place)
+    return _model_runner(start, section, progress, masks, place, stage)
 
 
 def _null_runner(start: Start, masks: MaskSource | None) -> NullRunner:
@@ -184,8 +199,13 @@ class _RankGroup:
 
 
 def _model_runner(
-    start: Start, section: ProcessSection, progress: ProgressLine, masks: MaskSource | None, place: RankPlace | None
-) -> ModelRunner:
+    start: Start,
+    section: ProcessSection,
+    progress: ProgressLine,
+    masks: MaskSource | None,
+    place: RankPlace | None,
+    stage: StageEnds | None,
+) -> ModelRunner | StageRunner:
     from ..execution.runner import ModelRunner
 
     def report(done: int, total: int) -> None:
@@ -194,11 +214,15 @@ def _model_runner(
     obstacle = compiled_obstacle(start.topology, start.shape)
     if obstacle is not None:
         log_event("worker.computes_with_torch", dtype=start.topology.model.dtype, reason=obstacle)
+    max_num_seqs = start.topology.scheduler.max_num_seqs
     if obstacle is None:
         forward = _compiled_forward(start, section, report)
-    else:
+    elif stage is None:
         forward = _torch_forward(start, section, report, place)
-    max_num_seqs = start.topology.scheduler.max_num_seqs
+    else:
+        forward, links = _stage_forward(start, section, report, place, stage)
+        if links.sender is not None:
+            return _stage_runner(forward, links.sender, stage, max_num_seqs, start.max_model_len)
     return ModelRunner(
         forward,
         max_num_seqs=max_num_seqs,
@@ -219,8 +243,47 @@ def _proposer(start: Start) -> Proposer | None:
     return make_proposer(section.method, options, start.topology.scheduler.max_num_seqs, start.max_model_len)
 
 
+def _stage_forward(
+    start: Start,
+    section: ProcessSection,
+    report: Callable[[int, int], None],
+    place: RankPlace | None,
+    ends: StageEnds,
+) -> tuple[Forward, StageLinks]:
+    import torch
+
+    from ..checkpoints.stages import stage_of
+    from ..execution.stage_links import HiddenReceiver, HiddenSender, StageLinks, TokenSender
+    from ..models.linear import compute_dtype
+
+    width = compute_dtype(getattr(torch, start.topology.model.dtype), torch.device("cpu"))
+    links = StageLinks(
+        None if ends.hidden_in is None else HiddenReceiver(ends.hidden_in, start.shape.hidden_size, width),
+        None if ends.hidden_out is None else HiddenSender(ends.hidden_out),
+    )
+    tokens = None if ends.tokens_out is None else TokenSender(ends.tokens_out)
+    stage = stage_of(start.shape.num_layers, ends.stage, ends.num_stages)
+    return _torch_forward(start, section, report, place, stage, links, tokens), links
+
+
+def _stage_runner(
+    forward: Forward, sender: HiddenSender, ends: StageEnds, max_num_seqs: int, max_model_len: int
+) -> StageRunner:
+    from ..execution.stage_links import TokenReceiver
+    from ..execution.stage_runner import StageRunner
+
+    tokens = None if ends.tokens_in is None else TokenReceiver(ends.tokens_in)
+    return StageRunner(forward, sender, tokens, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+
+
 def _torch_forward(
-    start: Start, section: ProcessSection, report: Callable[[int, int], None], place: RankPlace | None
+    start: Start,
+    section: ProcessSection,
+    report: Callable[[int, int], None],
+    place: RankPlace | None,
+    stage: Stage | None = None,
+    links: StageLinks | None = None,
+    tokens: TokenSender | None = None,
 ) -> Forward:
     import torch
 
@@ -231,11 +294,17 @@ def _torch_forward(
     configure_threads(_num_threads(section))
     collective = None if place is None else _shared_memory_collective(place)
     dtype, device = getattr(torch, start.topology.model.dtype), torch.device("cpu")
-    model = load_model(start.checkpoint, start.shape, dtype, device, start.max_model_len, report, collective)
+    model = load_model(start.checkpoint, start.shape, dtype, device, start.max_model_len, report, collective, stage)
     block_size = start.topology.kv_cache.block_size
     kv_dtype: torch.dtype = getattr(torch, start.topology.model.kv_dtype)
     return TorchForward(
-        model, num_blocks=start.num_blocks, block_size=block_size, kv_dtype=kv_dtype, collective=collective
+        model,
+        num_blocks=start.num_blocks,
+        block_size=block_size,
+        kv_dtype=kv_dtype,
+        collective=collective,
+        links=links,
+        tokens=tokens,
     )
 
 

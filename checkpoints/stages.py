@@ -18,18 +18,19 @@ _IN_LAYER = re.compile(r"(model\.layers\.)(\d+)(\..*)")
 class Stage(NamedTuple):
     """Layers `first` to `last` - 1 of a model."""
 
-    index: int
-    count: int
+    number: int
+    """0 .. num_stages - 1"""
+    num_stages: int
     first: int
     last: int
 
     @property
     def is_first(self) -> bool:
-        return self.index == 0
+        return self.number == 0
 
     @property
     def is_last(self) -> bool:
-        return self.index == self.count - 1
+        return self.number == self.num_stages - 1
 
     def shape_of(self, shape: ModelShape) -> ModelShape:
         """`shape` with the stage's layers alone."""
@@ -63,7 +64,7 @@ class Stage(NamedTuple):
         return held
 
 
-def stage_of(num_layers: int, index: int, count: int) -> Stage:
+def stage_of(num_layers: int, number: int, num_stages: int) -> Stage:
     """Layers are shared out evenly, earlier stages have one more."""
-    share = share_out(num_layers, count)[index]
-    return Stage(index, count, share.first, share.last)
+    share = share_out(num_layers, num_stages)[number]
+    return Stage(number, num_stages, share.first, share.last)

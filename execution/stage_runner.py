@@ -60,7 +60,7 @@ class StageRunner:
         except SamplingFailed:
             self._sender.send_nothing((plan.epoch, plan.step))
             raise
-        return EndedStep(result_of(plan, NO_YIELDS, start_ns, None))
+        return EndedStep(result_of(plan, NO_YIELDS, start_ns, time.monotonic_ns(), None))
 
     def _compute(self, plan: StepPlan) -> None:
         self._take_tokens(np.frombuffer(plan.rows, np.int32))

@@ -34,7 +34,8 @@ class Decoder(CausalLM):
     ) -> None:
         """shape: of the weights; place: if they are a rank's share of a model."""
         self._local_shape, self._dtype, self._device = shape, dtype, weights.embedding.device
-        self._shape, self._parallel, self._stage = (shape, None, None) if place is None else place
+        place = Place(shape, None, None) if place is None else place
+        self._shape, self._parallel, self._stage = place.shape, place.parallel, place.stage
         self._forward = forward
         self.compute_dtype = compute_dtype(dtype, self._device)
         self.weights = weights

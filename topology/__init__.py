@@ -1,7 +1,7 @@
 """The topology file: its schema, strict decoding, checks, and what follows from it by arithmetic."""
 
 from .arithmetic import Arithmetic, arithmetic_of
-from .boards import mask_layout, max_plan_blocks, max_plan_tokens, plan_boards, rank_region_layout
+from .boards import mask_layout, max_plan_blocks, max_plan_tokens, plan_boards, rank_region_layout, stage_boards
 from .check import check_topology, ensure_valid
 from .check_machine import check_machine
 from .decode import is_independent
@@ -54,5 +54,6 @@ __all__ = [
     "read_topology",
     "render_ledger",
     "render_topology",
+    "stage_boards",
     "topology_from",
 ]

@@ -21,12 +21,14 @@ positions.
 
 from __future__ import annotations
 
+import msgspec
+
 from ..checkpoints.shape import ModelShape
 from ..shm_queue.layout import BoardLayout
 from ..shm_queue.mask_region import MaskLayout
 from ..shm_queue.rank_region import RankRegionLayout
-from .plan import blocks_for, num_ranks_of, worker_process
-from .schema import Topology
+from .plan import blocks_for, num_ranks_of, output_rank_of, worker_process
+from .schema import ProcessSection, Topology
 
 MAX_REQUEST_ID_BYTES = 128
 MAX_LOGPROBS = 20
@@ -68,6 +70,8 @@ _NEW_ROW = (
 """One NewRow beside its tokens and blocks."""
 _SPARE = 256
 """For fields that a later version adds at the end."""
+_STAGE_HEAD_BYTES = 24
+"""Before what a stage hands on (execution/stage_links.py)."""
 _PLANS_APART = 4
 """Plans without a row to compute, or void ones, by which a rank may be behind rank 0."""
 _LARGEST_ELEMENT, _PAGE_BYTES, _MAX_RANK_SLOT_BYTES = 4, 4096, 1 << 20
@@ -137,10 +141,49 @@ def plan_boards(topology: Topology, max_model_len: int, epoch: int) -> tuple[Boa
 
 
 def rank_region_layout(topology: Topology, shape: ModelShape) -> RankRegionLayout:
-    """What the ranks of a worker on the CPU exchange tensors through; larger ones go in several parts."""
+    """What the ranks of one stage exchange tensors through; larger ones go in several parts."""
     num_bytes = topology.scheduler.max_num_batched_tokens * shape.hidden_size * _LARGEST_ELEMENT
     slot_bytes = min(-(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES, _MAX_RANK_SLOT_BYTES)
-    return RankRegionLayout("ranks", num_ranks_of(worker_process(topology)), slot_bytes)
+    return RankRegionLayout("ranks", worker_process(topology).tensor_parallel, slot_bytes)
+
+
+def stage_boards(topology: Topology, shape: ModelShape) -> tuple[BoardLayout, ...]:
+    """Between the stages of a worker: hidden states from each rank to its like in the next stage, `hidden.<rank>`, and
+    sampled tokens to the ranks of the first one, `tokens`. None if there is one stage."""
+    section, scheduler = worker_process(topology), topology.scheduler
+    if section.pipeline_parallel == 1:
+        return ()
+    num_slots = scheduler.pipeline_depth + _PLANS_APART
+    hidden_bytes = _STAGE_HEAD_BYTES + scheduler.max_num_batched_tokens * shape.hidden_size * _LARGEST_ELEMENT
+    token_bytes = _STAGE_HEAD_BYTES + 4 * scheduler.max_num_seqs
+    num_senders = output_rank_of(section)
+    return (
+        *(BoardLayout(f"hidden.{rank}", 0, num_slots, _round_up(hidden_bytes), 1) for rank in range(num_senders)),
+        BoardLayout("tokens", 0, num_slots, _round_up(token_bytes), section.tensor_parallel),
+    )
+
+
+class StageBoards(msgspec.Struct, frozen=True):
+    """Those that a rank reads and writes, if it does."""
+
+    hidden_in: BoardLayout | None
+    hidden_out: BoardLayout | None
+    tokens_in: BoardLayout | None
+    """Of the first stage."""
+    tokens_out: BoardLayout | None
+    """Of the rank that samples."""
+
+
+def stage_boards_of(boards: tuple[BoardLayout, ...], section: ProcessSection, rank: int) -> StageBoards:
+    """boards: as `stage_boards` has them, some."""
+    *hidden, tokens = boards
+    size, output_rank = section.tensor_parallel, output_rank_of(section)
+    return StageBoards(
+        hidden[rank - size] if rank >= size else None,
+        hidden[rank] if rank < output_rank else None,
+        tokens if rank < size else None,
+        tokens if rank == output_rank else None,
+    )
 
 
 def mask_layout(topology: Topology, shape: ModelShape) -> MaskLayout:

@@ -22,10 +22,6 @@ def check_ranks(
     problems: list[Problem],
 ) -> None:
     """Append what is wrong with a process's ranks. kinds: of its actors."""
-    if process.pipeline_parallel > 1:
-        got = f"pipeline_parallel = {process.pipeline_parallel}"
-        most = "only 1" if shape is None else f"at most {shape.num_layers}, the model's layers"
-        problems.append(Problem((*path, "pipeline_parallel"), got, f"{most}; above 1 is {NOT_YET}", "leave it out"))
     if num_ranks_of(process) == 1:
         return
     name = next(name for name in _FIELDS if getattr(process, name) > 1)
@@ -48,6 +44,30 @@ def check_ranks(
         )
     elif shape is not None and process.tensor_parallel > 1:
         _check_sharding(process.tensor_parallel, shape, (*path, "tensor_parallel"), problems)
+    if process.pipeline_parallel > 1 and process.device != NULL_DEVICE:
+        _check_stages(topology, process, (*path, "pipeline_parallel"), shape, problems)
+
+
+def _check_stages(
+    topology: Topology,
+    process: ProcessSection,
+    path: tuple[str, ...],
+    shape: ModelShape | None,
+    problems: list[Problem],
+) -> None:
+    got, depth = f"pipeline_parallel = {process.pipeline_parallel}", topology.scheduler.pipeline_depth
+    if shape is not None and process.pipeline_parallel > shape.num_layers:
+        problems.append(Problem(path, got, f"at most {shape.num_layers}, the model's layers", "lower it"))
+    elif process.pipeline_parallel > depth:
+        allowed = f"at most pipeline_depth = {depth}: each stage has a step in flight"
+        depends_on = (("scheduler", "pipeline_depth"),)
+        problems.append(Problem(path, got, allowed, "raise [scheduler] pipeline_depth, or lower it", depends_on))
+    if process.device.startswith("cuda"):
+        allowed = f"1 on device {process.device}; more is {NOT_YET}"
+        problems.append(Problem(path, got, allowed, "use tensor_parallel", ((*path[:-1], "device"),)))
+    if topology.speculative is not None:
+        allowed = f"1 beside [speculative]; more is {NOT_YET}"
+        problems.append(Problem(path, got, allowed, "leave [speculative] out", (("speculative",),)))
 
 
 def _check_sharding(size: int, shape: ModelShape, path: tuple[str, ...], problems: list[Problem]) -> None:

@@ -12,7 +12,7 @@ from ..checkpoints.sharding import Sharding
 from ..errors import NotEnoughMemory
 from .activations import StepLimits, activation_bytes_of, batch_and_sampling_bytes_of
 from .arithmetic import Arithmetic
-from .boards import plan_boards, rank_region_layout
+from .boards import plan_boards, rank_region_layout, stage_boards
 from .compiled import compiled_buffer_bytes, packed_weight_bytes
 from .device import DEVICE_POOL_SHARE, device_graph_bytes, device_step_bytes, has_gpu
 from .plan import (
@@ -134,10 +134,11 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
     is_null = has_null_device(topology)
     is_gpu = has_gpu(topology)
     worker = worker_process(topology)
-    num_ranks = 1 if is_null else worker.tensor_parallel
-    local = Sharding(shape, num_ranks).local_shape if num_ranks > 1 else shape
-    num_here = 1 if is_gpu else num_ranks  # each GPU has a memory of its own
+    num_ranks, num_sharers = (1, 1) if is_null else (num_ranks_of(worker), worker.tensor_parallel)
+    local = Sharding(shape, num_sharers).local_shape if num_sharers > 1 else shape
+    num_here = 1 if is_gpu else num_sharers  # each GPU has a memory of its own
     weight_bytes = 0 if is_null else num_here * _weight_bytes(local, arithmetic, max_model_len)
+    weight_bytes += (num_ranks - num_sharers) * _table_bytes(shape, arithmetic, max_model_len)  # of each further stage
     block_bytes = num_here * block_bytes_of(local, section.block_size, arithmetic.kv_dtype_bytes)
     request_blocks = blocks_for(max_model_len, section.block_size)
     most_blocks = section.num_blocks or (section.memory_bytes or available_bytes - weight_bytes) // block_bytes
@@ -156,7 +157,7 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
         activation_bytes = device_step_bytes(local, limits, arithmetic.dtype_bytes)
     else:
         with_logits = msgspec.structs.replace(local, vocab_size=shape.vocab_size)
-        activation_bytes = num_here * _activation_bytes(with_logits, arithmetic, limits)
+        activation_bytes = num_ranks * _activation_bytes(with_logits, arithmetic, limits)
         if num_ranks > 1:
             activation_bytes += _exchanged_bytes(shape, arithmetic, limits, num_ranks)
     is_compiled = bool(arithmetic.packed_bits)
@@ -165,7 +166,9 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
         runtime_bytes = runtime_bytes_of(topology, shape, weight_bytes, activation_bytes, is_compiled=is_compiled)
         board_bytes = sum(b.num_slots * b.slot_bytes for b in plan_boards(topology, max_model_len, epoch=0))
         if num_ranks > 1:
-            board_bytes += rank_region_layout(topology, shape).num_bytes
+            num_regions = worker.pipeline_parallel if num_sharers > 1 else 0
+            board_bytes += num_regions * rank_region_layout(topology, shape).num_bytes
+            board_bytes += sum(board.num_slots * board.slot_bytes for board in stage_boards(topology, shape))
     free_bytes = available_bytes - weight_bytes - activation_bytes - runtime_bytes - board_bytes - graph_bytes
     free_blocks = max(free_bytes, 0) // block_bytes
     if section.num_blocks is not None:
@@ -199,7 +202,7 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
         num_ranks=num_ranks,
         surplus_bytes=0
         if num_ranks == 1
-        else weight_bytes + num_blocks * block_bytes - num_here * whole_bytes // num_ranks,
+        else weight_bytes + num_blocks * block_bytes - num_here * whole_bytes // num_sharers,
     )
     if not is_null:
         _check_ledger(ledger, topology, max_model_len, request_blocks, free_blocks)
@@ -210,6 +213,11 @@ def _weight_bytes(shape: ModelShape, arithmetic: Arithmetic, max_model_len: int)
     if arithmetic.packed_bits:
         return packed_weight_bytes(shape, arithmetic.packed_bits, max_model_len)
     return weight_bytes_of(shape, arithmetic, max_model_len)
+
+
+def _table_bytes(shape: ModelShape, arithmetic: Arithmetic, max_model_len: int) -> int:
+    """Cosines and sines."""
+    return shape.num_rotary_tables * 2 * max_model_len * shape.head_dim * arithmetic.compute_bytes
 
 
 def _activation_bytes(shape: ModelShape, arithmetic: Arithmetic, limits: StepLimits) -> int:

@@ -69,6 +69,11 @@ def rank_of(actor: str) -> int:
     return int(actor.partition(".")[2] or 0)
 
 
+def output_rank_of(section: ProcessSection) -> int:
+    """The rank that samples: the first of the last stage. Ranks of a stage have numbers side by side."""
+    return (section.pipeline_parallel - 1) * section.tensor_parallel
+
+
 def num_threads_of(section: ProcessSection, num_cores: int) -> int:
     """Compute threads of each rank of a worker."""
     return section.threads or max(1, num_cores // num_ranks_of(section))

@@ -207,7 +207,7 @@ class ProcessSection(Struct, frozen=True, forbid_unknown_fields=True):
     tensor_parallel: Positive = 1
     """Ranks that share each layer, a process each; docs/ranks.md [ranks]. static"""
     pipeline_parallel: Positive = 1
-    """Stages that share out the layers [stages]. static"""
+    """Stages that share out the layers; at most pipeline_depth [stages]. static"""
     threads: Positive | None = None
     """Compute threads of the worker; default: the machine's cores, shared out to ranks [threads]. static"""
     restart: RestartPolicy = field(default_factory=RestartPolicy)

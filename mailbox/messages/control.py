@@ -59,7 +59,9 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=40):
     fds: tuple[str, ...]
     """Names of the descriptors that travel with this message, in order."""
     ranks: RankRegionLayout | None = None
-    """Of a rank among several: what they exchange tensors through, as descriptor `ranks`."""
+    """Of a rank among several of a stage: what they exchange tensors through, as descriptor `ranks`."""
+    stage_boards: tuple[BoardLayout, ...] = ()
+    """Of a rank where there are several stages: all boards between them; it gets the descriptors of its own."""
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag=41):

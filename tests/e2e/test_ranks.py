@@ -45,6 +45,9 @@ def alone(model: Path, send: Callable[..., Reply]) -> Iterator[Api]:
         yield Api(server, send)
 
 
+STAGES = ("process.worker.pipeline_parallel=2", "kv_cache.num_blocks=40")
+
+
 @pytest.fixture(scope="module")
 def ranks(model: Path, send: Callable[..., Reply]) -> Iterator[Api]:
     words = ["--dtype", "float32", "--tensor-parallel", "2", *settings(*MODEL, *SMALL)]
@@ -97,6 +100,26 @@ def test_each_rank_is_a_process_and_says_why_it_computes_with_torch(ranks: Api) 
     assert log.count("worker.computes_with_torch dtype=float32 reason='it computes a model on one rank'") >= 2
 
 
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_answers_of_two_stages_are_those_of_one(model: Path, alone: Api, send: Callable[..., Reply], size: int) -> None:
+    """And when one of their ranks is killed in the middle."""
+    words = ["--dtype", "float32", "--tensor-parallel", str(size), *settings(*MODEL, *STAGES)]
+    expected = [[choice.text for choice in choices] for choices in answers(alone)]
+    with ServerProcess(str(model), *words) as server:
+        stages = Api(server, send)
+        assert [[choice.text for choice in choices] for choices in answers(stages)] == expected
+        assert stages.counter("num_preemptions_total") > 0
+        with ThreadPoolExecutor(1) as threads:
+            begun = stages.counter("generation_tokens_total")
+            again = threads.submit(answers, stages)
+            while stages.counter("generation_tokens_total") < begun + 200:
+                time.sleep(0.02)  # between two looks at the counter, so as not to starve the engine
+            os.kill(server.pid_of("worker.1"), signal.SIGKILL)
+            assert [[choice.text for choice in choices] for choices in again.result()] == expected
+        server.terminate()
+        assert server.wait() == 0, server.log()
+
+
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.nightly)])
 def test_streams_go_on_when_a_rank_is_killed(alone: Api, ranks: Api, rank: int) -> None:
     """All ranks end with it and begin anew, with other boards; 16 streams end with the tokens that they would have."""
@@ -127,6 +150,14 @@ def test_reference_prompts(smollm2_gguf: Path, size: int) -> None:
     with serve(smollm2_gguf, f"process.worker.tensor_parallel={size}") as server:
         check(server)
         assert any(check(server, REFERENCES[::4])), "the prefix cache has them"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("stages", "size"), [(2, 1), (2, 3)])
+def test_reference_prompts_in_stages(smollm2_gguf: Path, stages: int, size: int) -> None:
+    pairs = f"process.worker.pipeline_parallel={stages}", f"process.worker.tensor_parallel={size}"
+    with serve(smollm2_gguf, *pairs) as server:
+        check(server)
 
 
 @pytest.mark.nightly
