@@ -18,10 +18,12 @@ pytestmark = pytest.mark.slow
 
 SHORT = {**NEVER, "max_tokens": 120}
 RANKS = ("worker.0", "worker.1")
+TWO_STAGES = ("process.worker.pipeline_parallel=2", "process.worker.device=cpu")
 TWO_RANKS = ("process.worker.tensor_parallel=2", "process.worker.device=cpu")
 
 
-def test_a_dead_rank_ends_all_and_a_dead_scheduler_none(tiny_llama_dir: Path) -> None:
+@pytest.mark.parametrize("ranks", [TWO_RANKS, pytest.param(TWO_STAGES, marks=pytest.mark.nightly)])
+def test_a_dead_rank_ends_all_and_a_dead_scheduler_none(tiny_llama_dir: Path, ranks: tuple[str, ...]) -> None:
     async def act(supervisor: Supervisor, session: aiohttp.ClientSession) -> None:
         expected = await complete(supervisor.url, session, **SHORT)
         lines = [supervisor._crew.line(rank) for rank in RANKS]
@@ -41,7 +43,7 @@ def test_a_dead_rank_ends_all_and_a_dead_scheduler_none(tiny_llama_dir: Path) ->
             before = after
         assert await live(supervisor, session) == 0
 
-    assert serve(apart(tiny_llama_dir, *TWO_RANKS), act) == 0
+    assert serve(apart(tiny_llama_dir, *ranks), act) == 0
 
 
 @pytest.mark.nightly

@@ -31,4 +31,8 @@ def test_the_commands_of_the_page_say_what_is_meant(monkeypatch: pytest.MonkeyPa
         assert name == "callboard"
         words = [str(smollm2_gguf) if word == "MODEL" else word for word in words]
         assert CliRunner().invoke(app, words).exit_code == 0
-    assert found == [(["worker.0", "worker.1", "worker.2"], "auto", 2), (["worker.0", "worker.1"], "bfloat16", 4)]
+    assert found == [
+        (["worker.0", "worker.1", "worker.2"], "auto", 2),
+        (["worker.0", "worker.1"], "bfloat16", 4),
+        (["worker.0", "worker.1"], "auto", 4),
+    ]

@@ -268,7 +268,10 @@ def test_a_topology_that_cannot_be_used(tmp_path: Path, text: str | None, says: 
             "process.worker.tensor_parallel=10",
             ["tensor_parallel = 10", "1, 3, which share out 9 heads and 3 KV heads", "10 ranks cannot share 9 heads"],
         ),
-        ("process.worker.pipeline_parallel=2", ["pipeline_parallel = 2", "not supported yet"]),
+        (
+            "process.worker.pipeline_parallel=3",
+            ["pipeline_parallel = 3", "at most pipeline_depth = 2", "raise [scheduler]"],
+        ),
         ("process.worker.device=cuda:77", ["phase: device", "device cuda:77 cannot be asked", "nvidia-smi"]),
         ("server.prot=1", ['"prot"', 'did you mean "port"?']),
     ],

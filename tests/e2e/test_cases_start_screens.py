@@ -160,7 +160,7 @@ def test_the_screen(
         ("process.worker.tensor_parallel=0", "tensor_parallel = 0; allowed: an integer of at least 1"),
         ("process.worker.tensor_parallel=-1", "tensor_parallel = -1; allowed: an integer of at least 1"),
         ("process.worker.tensor_parallel=two", 'tensor_parallel = "two"; allowed: an integer of at least 1'),
-        ("process.worker.pipeline_parallel=99", "pipeline_parallel = 99; allowed: only 1"),
+        ("process.worker.pipeline_parallel=99", "pipeline_parallel = 99; allowed: at most pipeline_depth = 2"),
         ("model.max_model_len=4097", "max_model_len = 4,097; allowed: at most 4,096, the model's own"),
         ("model.max_model_len=0", "max_model_len = 0; allowed: an integer of at least 1"),
         ("kv_cache.block_size=0", "block_size = 0; allowed: an integer of at least 1"),

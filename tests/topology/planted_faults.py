@@ -229,7 +229,16 @@ KINDS = {
             "pipeline_parallel = 3◀\nrestart = {{",
             ["pipeline_parallel = 3", "at most 2, the model's layers"],
         ),
-        ("restart = {{", "pipeline_parallel = 2◀\nrestart = {{", ["pipeline_parallel = 2", "not supported yet"]),
+        (
+            "restart = {{",
+            "device = 'cuda'\npipeline_parallel = 2◀\nrestart = {{",
+            ["pipeline_parallel = 2", "on device cuda", "not supported yet"],
+        ),
+        (
+            "restart = {{",
+            "device = 'null'\npipeline_parallel = 2◀\nrestart = {{",
+            ["pipeline_parallel = 2", "1 on the null device"],
+        ),
     ],
     "what this version does not have": [
         ('"scheduler"', '"scheduler", "proposer"', ['actor "proposer"', "proposer is not supported yet"]),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from callboard.checkpoints.shape import ModelShape
+from callboard.checkpoints.stages import stage_of
 from callboard.errors import ConfigError
 from callboard.topology import (
     Arithmetic,
@@ -16,9 +20,11 @@ from callboard.topology import (
     plan_memory,
     rank_region_layout,
     render_ledger,
+    stage_boards,
     topology_from,
 )
-from callboard.topology.plan import num_threads_of, processes_of, rank_of, section_of
+from callboard.topology.boards import stage_boards_of
+from callboard.topology.plan import num_threads_of, output_rank_of, processes_of, rank_of, section_of
 
 FLOAT32 = Arithmetic(4, 4, 4, 4, is_head_copied=False)
 GIB = 1 << 30
@@ -55,8 +61,8 @@ def test_the_call_board_has_a_reader_a_rank_and_the_result_board_one():
     assert layout.slot_bytes % 4096 == 0
 
 
-def ledger_of(size: int):
-    settings = ("kv_cache.num_blocks=300", f"model.max_model_len={LENGTH}")
+def ledger_of(size: int, *overrides: str):
+    settings = ("kv_cache.num_blocks=300", f"model.max_model_len={LENGTH}", *overrides)
     return plan_memory(topology(size, *settings), SMOLLM2, 64 * GIB, FLOAT32)
 
 
@@ -80,6 +86,47 @@ def test_three_ranks_share_the_reference_model_without_a_zero():
     assert "ranks" not in render_ledger(topology(1), one)
 
 
+def test_boards_between_stages():
+    """Three stages of two ranks: hidden states from each of the first four, tokens from rank 4 to ranks 0 and 1."""
+    staged = topology(2, "process.worker.pipeline_parallel=3", "scheduler.pipeline_depth=3")
+    section = staged.process[1]
+    boards = stage_boards(staged, SMOLLM2)
+    assert [board.name for board in boards] == ["hidden.0", "hidden.1", "hidden.2", "hidden.3", "tokens"]
+    assert boards[0].slot_bytes >= 2048 * 576 * 4
+    assert output_rank_of(section) == 4
+    seen = []
+    for rank in range(6):
+        own = stage_boards_of(boards, section, rank)
+        ends = (own.hidden_in, own.hidden_out, own.tokens_in, own.tokens_out)
+        seen.append([None if board is None else board.name for board in ends])
+    assert seen == [
+        [None, "hidden.0", "tokens", None],
+        [None, "hidden.1", "tokens", None],
+        ["hidden.0", "hidden.2", None, None],
+        ["hidden.1", "hidden.3", None, None],
+        ["hidden.2", None, None, "tokens"],
+        ["hidden.3", None, None, None],
+    ]
+    assert stage_boards(topology(2), SMOLLM2) == ()
+    assert rank_region_layout(staged, SMOLLM2).num_ranks == 2
+
+
+def test_layers_and_transfers_of_the_reference_case():
+    """80 layers over 8 stages."""
+    stages = [stage_of(80, number, 8) for number in range(8)]
+    golden = json.loads((Path(__file__).parents[1] / "data" / "golden.json").read_text())["pp8"]["value"]
+    assert {stage.last - stage.first for stage in stages} == {golden["layers_per_stage"]}
+    assert sum(not stage.is_last for stage in stages) == golden["p2p_per_step"]
+
+
+def test_stages_hold_what_one_does_and_a_table_each():
+    one = ledger_of(1)
+    two = ledger_of(1, "process.worker.pipeline_parallel=2")
+    assert two.weight_bytes == one.weight_bytes + 4 * 2 * LENGTH * 64
+    assert two.block_bytes == one.block_bytes
+    assert two.surplus_bytes == two.weight_bytes - one.weight_bytes
+
+
 def test_what_is_filled_up_is_a_warning_with_numbers():
     (problem,) = check_topology(topology(2), SMOLLM2)
     assert problem.is_warning
@@ -101,6 +148,9 @@ def test_kv_heads_that_several_ranks_hold_are_no_zeros():
         (["process.worker.tensor_parallel=10"], "10 ranks cannot share 9 heads"),
         (["process.worker.tensor_parallel=3", "model.dtype=int8"], 'dtype = "int8", which is computed by one rank'),
         (["process.worker.tensor_parallel=3", "process.worker.device=null"], "1 on the null device"),
+        (["process.worker.pipeline_parallel=3"], "at most pipeline_depth = 2"),
+        (["process.worker.pipeline_parallel=2", "speculative.method=ngram"], r"1 beside \[speculative\]"),
+        (["process.worker.pipeline_parallel=2", "model.dtype=int4"], 'dtype = "int4"'),
         (["process.control.tensor_parallel=2"], "only in the worker's process"),
     ],
 )
