@@ -12,6 +12,7 @@ from ...errors import PeerDied, ProtocolViolation
 from ...kernels.cpu.entries import CompiledFunction, exchange, sum_up
 from ...kernels.cpu.packed_arguments import Packed
 from ...kernels.cpu.rank_words import (
+    CALL,
     DISAGREEMENT,
     DONE,
     MOST_PATIENCE,
@@ -25,10 +26,24 @@ from ...kernels.cpu.team import LONGEST_SPIN
 from ...shm_queue.rank_region import RankRegion, RankRegionLayout
 
 _SUMS = {torch.float32: SUM_FLOAT32, torch.bfloat16: SUM_BFLOAT16}
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8)
+_DTYPES = {
+    dtype: number
+    for number, dtype in enumerate(
+        (
+            torch.float32,
+            torch.bfloat16,
+            torch.float16,
+            torch.float64,
+            torch.int64,
+            torch.int32,
+            torch.uint8,
+            torch.bool,
+        )
+    )
+}
 _REDUCE, _GATHER_ALL, _GATHER, _BROADCAST = range(1, 5)
 _LOOK_NS = 100_000_000
-"""A rank that waits looks so often whether another has died."""
+"""A rank that waits sleeps so long before it looks whether another has died."""
 _ONE_MEETING_BYTES = 32 << 10
 """Up to so many bytes for each further rank a sum takes one meeting."""
 
@@ -47,9 +62,11 @@ class SharedMemoryCollective:
         words = region.rank_words[rank]
         if len(os.sched_getaffinity(0)) >= layout.num_ranks:
             words[PATIENCE] = words[MOST_PATIENCE] = LONGEST_SPIN
+        self._call = bytearray(CALL.size)
         ranks = Ranks(
             region.shared_words,
             region.rank_words,
+            np.frombuffer(self._call, np.int64),
             np.zeros(SCRATCH, np.float32),
             rank,
             region.slots.ctypes.data,
@@ -58,16 +75,19 @@ class SharedMemoryCollective:
         self._ranks = Packed(ranks)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        kind = _SUMS.get(x.dtype)
+        dtype = x.dtype
+        kind = _SUMS.get(dtype)
         if kind is None:
             return self._sum_gathered(x)
         x = x.contiguous()
-        signature, address = _signature(_REDUCE, x), x.data_ptr()
+        num_elements, address = x.numel(), x.data_ptr()
+        what = _signature(_REDUCE, num_elements * kind, dtype)
         most = self._region.layout.slot_bytes // kind
-        for first in range(0, x.numel(), most):
-            count = min(most, x.numel() - first)
+        for first in range(0, num_elements, most):
+            count = min(most, num_elements - first)
             has_shares = count * kind > _ONE_MEETING_BYTES * max(self.size - 1, 1)
-            self._finish(sum_up, signature, kind, address + first * kind, count, has_shares)
+            CALL.pack_into(self._call, 0, what, 0, address + first * kind, count, kind, has_shares, 0, 0, _LOOK_NS)
+            self._finish(sum_up)
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -90,19 +110,20 @@ class SharedMemoryCollective:
         """Leave the group. Twice is once."""
         self._region.close()
 
-    def _exchange(self, what: int, x: Tensor, out: Tensor, num_givers: int, num_taken: int) -> None:
+    def _exchange(self, kind: int, x: Tensor, out: Tensor, num_givers: int, num_taken: int) -> None:
         """x of the first `num_givers` ranks -> out, [num_taken, *x.shape]."""
         num_bytes, most = x.nbytes, self._region.layout.slot_bytes
-        signature, source, target = _signature(what, x), x.data_ptr(), out.data_ptr()
+        source, target, what = x.data_ptr(), out.data_ptr(), _signature(kind, num_bytes, x.dtype)
         for first in range(0, num_bytes, most):
             size = min(most, num_bytes - first)
-            self._finish(exchange, signature, source + first, target + first, size, num_bytes, num_givers, num_taken)
+            places = source + first, target + first, size, num_bytes
+            CALL.pack_into(self._call, 0, what, *places, num_givers, num_taken, 0, _LOOK_NS)
+            self._finish(exchange)
 
-    def _finish(self, call: CompiledFunction, *arguments: int) -> None:
-        """Until it is done: `call` returns where it stands when it has waited for long, and goes on from there."""
-        stage = DONE
-        while (stage := call(self._ranks, *arguments, stage, _LOOK_NS)) != DONE:
-            if stage == DISAGREEMENT:
+    def _finish(self, call: CompiledFunction) -> None:
+        """Until it is done: a rank that waits for long looks whether another has died."""
+        while (state := call(self._ranks)) != DONE:
+            if state == DISAGREEMENT:
                 raise ProtocolViolation(f"rank {self.rank} of {self.size} and another make different calls")
             for rank, pid in self._region.dead_ranks():
                 raise PeerDied(rank, pid, None)
@@ -116,5 +137,5 @@ class SharedMemoryCollective:
         return total
 
 
-def _signature(what: int, x: Tensor) -> int:
-    return x.nbytes << 8 | _DTYPES.index(x.dtype) << 4 | what
+def _signature(kind: int, num_bytes: int, dtype: torch.dtype) -> int:
+    return num_bytes << 8 | _DTYPES[dtype] << 4 | kind

@@ -27,19 +27,30 @@ from .rank_words import (
     DONE,
     MEETINGS,
     MOST_PATIENCE,
+    NUM_GIVERS,
+    NUM_TAKEN,
     PASSED,
     PATIENCE,
     SCRATCH,
     SIGNATURES,
+    SIZE,
     SLEEPING,
+    SOURCE,
+    STAGE,
+    STRIDE,
     SUM_FLOAT32,
+    TARGET,
+    TIMEOUT_NS,
+    WAITING,
+    WHAT,
 )
 from .team import LONGEST_SPIN, SHORTEST_SPIN
-from .vector_ir import INT64, Emitter
+from .vector_ir import INT32, INT64, Emitter
 from .words import add, clock, get, pause, wait_shared, wake_shared
 
 _BEGIN, _FIRST, _SECOND = 0, 1, 2
-"""Where an exchange stands: not begun, before its first meeting, before its second one."""
+"""Where a call stands: not begun, before its first meeting, before its second one."""
+_SPINS_PER_YIELD = 32
 _LINE = 64
 """Elements that a rank's share of a sum is a multiple of, so that no two ranks write to one line of the cache."""
 
@@ -53,6 +64,17 @@ def _copy(context, target, source, num_bytes):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def _let_others_run(context):
+    """Another rank may have been put on this core."""
+
+    def codegen(context, builder, signature, arguments):
+        Emitter(builder).call("sched_yield", INT32)
+        return context.get_dummy_value()
+
+    return types.void(), codegen
 
 
 @compiled
@@ -71,16 +93,21 @@ def _arrive(ranks):
 
 
 @compiled
-def _await_others(ranks, timeout_ns):
+def _await_others(ranks):
     """Whether the meeting is over to which this rank has come; if not, a timeout or a signal has ended the sleep."""
     own = ranks.words[ranks.rank]
     before = own[PASSED]
     since, patience = clock(), own[PATIENCE]
+    spins = 0
     while get(ranks.shared, MEETINGS) == before and clock() - since < patience:
-        pause()
+        spins += 1
+        if spins % _SPINS_PER_YIELD:
+            pause()
+        else:
+            _let_others_run()
     if get(ranks.shared, MEETINGS) == before:
         add(ranks.shared, SLEEPING, 1)
-        wait_shared(ranks.shared, MEETINGS, before, timeout_ns)
+        wait_shared(ranks.shared, MEETINGS, before, ranks.call[TIMEOUT_NS])
         add(ranks.shared, SLEEPING, -1)
         is_soon = clock() - since < 2 * LONGEST_SPIN
         longer = min(max(2 * patience, SHORTEST_SPIN), own[MOST_PATIENCE])
@@ -101,54 +128,53 @@ def _do_agree(ranks, parity):
 
 
 @compiled
-def exchange(ranks, signature, source, target, num_bytes, stride, num_givers, num_taken, stage, timeout_ns):
-    """The first `num_givers` ranks give `num_bytes` bytes each, at the address `source`; this rank takes those of the
-    first `num_taken` ranks to `target`, `stride` bytes apart.
-
-    signature: the same on all ranks; stage: 0, or what the last call returned. Returns DONE, DISAGREEMENT, or a stage.
-    """
+def exchange(ranks):
+    """The first ranks give SIZE bytes each, from SOURCE; this rank takes those of NUM_TAKEN ranks to TARGET, each STRIDE
+    bytes behind the last."""
+    call = ranks.call
     parity = ranks.words[ranks.rank, CALLS] & 1
-    if stage == _BEGIN:
-        ranks.words[ranks.rank, SIGNATURES + parity] = signature
-        if ranks.rank < num_givers:
-            _copy(_slot(ranks, parity, ranks.rank), source, num_bytes)
+    if call[STAGE] == _BEGIN:
+        ranks.words[ranks.rank, SIGNATURES + parity] = call[WHAT]
+        if ranks.rank < call[NUM_GIVERS]:
+            _copy(_slot(ranks, parity, ranks.rank), call[SOURCE], call[SIZE])
         _arrive(ranks)
-    if not _await_others(ranks, timeout_ns):
-        return _FIRST
+        call[STAGE] = _FIRST
+    if not _await_others(ranks):
+        return WAITING
     if not _do_agree(ranks, parity):
         return DISAGREEMENT
-    for rank in range(num_taken):
-        _copy(target + rank * stride, _slot(ranks, parity, rank), num_bytes)
+    for rank in range(call[NUM_TAKEN]):
+        _copy(call[TARGET] + rank * call[STRIDE], _slot(ranks, parity, rank), call[SIZE])
     ranks.words[ranks.rank, CALLS] += 1
     return DONE
 
 
 @compiled
-def sum_up(ranks, signature, kind, x, count, has_shares, stage, timeout_ns):
-    """x, an address: `count` elements of this kind become their sums over the ranks; float32, or bfloat16 rounded once.
-
-    has_shares: in two meetings; the rest as of `exchange`.
-    """
+def sum_up(ranks):
+    """SIZE elements at TARGET become their sums over the ranks: float32, or bfloat16 rounded once."""
+    call = ranks.call
+    x, count, kind, has_shares = call[TARGET], call[SIZE], call[STRIDE], call[NUM_GIVERS] > 0
     parity = ranks.words[ranks.rank, CALLS] & 1
     own_slot = _slot(ranks, parity, ranks.rank)
     num_ranks = ranks.words.shape[0]
     share = -(-count // (num_ranks * _LINE)) * _LINE
-    if stage == _BEGIN:
-        ranks.words[ranks.rank, SIGNATURES + parity] = signature
+    if call[STAGE] == _BEGIN:
+        ranks.words[ranks.rank, SIGNATURES + parity] = call[WHAT]
         _copy(own_slot, x, count * kind)
         _arrive(ranks)
-        stage = _FIRST
-    if not _await_others(ranks, timeout_ns):
-        return stage
-    if stage == _FIRST:
+        call[STAGE] = _FIRST
+    if not _await_others(ranks):
+        return WAITING
+    if call[STAGE] == _FIRST:
         if not _do_agree(ranks, parity):
             return DISAGREEMENT
         if has_shares:
             first = min(share * ranks.rank, count)
             _add_slots(ranks, parity, kind, first, min(first + share, count), own_slot + first * kind)
             _arrive(ranks)
-            if not _await_others(ranks, timeout_ns):
-                return _SECOND
+            call[STAGE] = _SECOND
+            if not _await_others(ranks):
+                return WAITING
         else:
             _add_slots(ranks, parity, kind, 0, count, x)
     if has_shares:
