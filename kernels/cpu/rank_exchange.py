@@ -129,8 +129,8 @@ def _do_agree(ranks, parity):
 
 @compiled
 def exchange(ranks):
-    """The first ranks give SIZE bytes each, from SOURCE; this rank takes those of NUM_TAKEN ranks to TARGET, each STRIDE
-    bytes behind the last."""
+    """The first NUM_GIVERS ranks give SIZE bytes each, from SOURCE; this rank takes those of NUM_TAKEN ranks to TARGET,
+    each STRIDE bytes behind the one before."""
     call = ranks.call
     parity = ranks.words[ranks.rank, CALLS] & 1
     if call[STAGE] == _BEGIN:
