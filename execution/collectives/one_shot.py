@@ -9,20 +9,26 @@ from ...kernels.gpu.one_shot_all_reduce import BUFFER_BYTES, Peers, one_shot_all
 from ...models.collective import Collective
 from .peer_memory import PeerMemory
 
-MAX_BYTES = 512 << 10
-"""Of a sum in one launch, where nobody says otherwise."""
+READ_BYTES = 2 << 20
+"""A sum takes one launch, where nobody says otherwise, if a rank then reads no more than this of the others' memory.
+
+Two H200s, 2026-11-30, microseconds by one launch and by NCCL 2.28.9 (`python -m callboard.bench.gpu_collectives
+peers`): 8 kB 5.4 and 12.8, 512 kB 7.6 and 15.2, 1 MB 14.0 and 19.3, 2 MB 24.6 and 31.3, 4 MB 48.5 and 36.4."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class OneShotCollective:
-    """`models.collective.Collective` of CUDA tensors. Sums of up to `max_bytes` are added in the order of the ranks; a
-    rank whose peer has died waits for it for ever, as with NCCL."""
+    """`models.collective.Collective` of CUDA tensors. Small sums are added in the order of the ranks; a rank
+    whose peer has died waits for it for ever, as with NCCL."""
 
-    def __init__(self, inner: Collective, group: Collective, device: torch.device, max_bytes: int = MAX_BYTES) -> None:
-        """inner: what does the rest; group: the same ranks by way of the host. Raises DeviceFault where their GPUs do
-        not reach each other."""
+    def __init__(
+        self, inner: Collective, group: Collective, device: torch.device, max_bytes: int | None = None
+    ) -> None:
+        """inner: what does the rest; group: the same ranks by way of the host; max_bytes: of a sum in one launch; None:
+        as `READ_BYTES` says. Raises DeviceFault where the GPUs do not reach each other."""
         self.rank, self.size = group.rank, group.size
-        self._inner, self._max_bytes = inner, max_bytes
+        self._inner = inner
+        self._max_bytes = READ_BYTES // max(self.size - 1, 1) if max_bytes is None else max_bytes
         self._memory = PeerMemory(group, device, BUFFER_BYTES)
         self._peers = Peers(self._memory.bases, group.rank)
 

@@ -49,13 +49,14 @@ def start(loaded):
             cpu = torch.device("cpu")
             return load_device_decoder(resolve_checkpoint(path), shape, torch.float32, cpu, TorchOperations(), MAX_LEN)
 
-    def run(free_blocks, num_blocks=0, load=load_decoder, **section):
+    def run(free_blocks, num_blocks=0, load=load_decoder, agree=None, **section):
         """Weights take 1,000 bytes, the largest step 500, and the pool finds room for `free_blocks`."""
         at_first = 1500 + free_blocks * BLOCK_BYTES
         probe_bytes = (PROBE_BLOCKS + 1) * BLOCK_BYTES
         device = MeasuredDevice(at_first, at_first - 1000, at_first - 1500 - probe_bytes, 7)
         settings = KVCacheSection(block_size=16, **section)
-        return start_runner(load, device, LIMITS, settings, torch.float32, "lazy", num_blocks)
+        others = {} if agree is None else {"agree": agree}
+        return start_runner(load, device, LIMITS, settings, torch.float32, "lazy", num_blocks, **others)
 
     return run
 
@@ -82,6 +83,13 @@ def test_the_pool_is_what_the_topology_wants_of_what_is_left(start, section, num
 def test_a_rank_that_comes_back_has_the_pool_of_its_engine(start):
     runner, _ = start(200, num_blocks=77)
     assert runner.pool.num_blocks == 77
+
+
+def test_ranks_have_the_pool_of_the_one_with_the_least_room(start):
+    said = []
+    runner, plan = start(200, agree=lambda num_blocks: said.append(num_blocks) or 150)
+    assert said == [int(200 * 0.92) - 1]
+    assert plan.num_blocks == runner.pool.num_blocks == 150
 
 
 def test_the_runner_runs(start, loaded):
