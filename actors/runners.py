@@ -134,7 +134,7 @@ def _device_runner(
     def load() -> DeviceDecoder:
         there = device.torch_device
         shape = start.shape if group is None else Sharding(start.shape, group.on_devices.size).local_shape
-        operations = make_operations(shape, limits.max_step_tokens, dtype, there)
+        operations = make_operations(shape, limits.max_step_tokens, dtype, there, section.attention)
         return load_device_decoder(
             start.checkpoint,
             start.shape,

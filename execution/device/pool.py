@@ -17,6 +17,7 @@ class DevicePool:
     ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.tensors = KVTensors(shape, num_blocks + 1, block_size, dtype, device)
+        self.tensors.tensor.zero_()  # a library may multiply what nobody wrote by the weight 0: it must not be NaN
         self.caches = tuple(
             PagedCache(keys, values, block_size)
             for keys, values in zip(self.tensors.keys, self.tensors.values, strict=True)

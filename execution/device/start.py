@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -21,6 +22,9 @@ from .limits import RunnerLimits
 from .runner import DeviceRunner
 from .seam import Device
 from .start_plans import blocks_of_largest_step
+
+if TYPE_CHECKING:
+    from ...kernels.gpu.attention_backend import AttentionName
 
 
 class PoolPlan(msgspec.Struct, frozen=True):
@@ -44,14 +48,21 @@ class PoolPlan(msgspec.Struct, frozen=True):
         )
 
 
-def make_operations(shape: ModelShape, max_tokens: int, dtype: torch.dtype, device: torch.device) -> Operations:
-    """The fastest that there are on a device, for steps of up to so many tokens."""
+def make_operations(
+    shape: ModelShape,
+    max_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: AttentionName = "triton",
+) -> Operations:
+    """The fastest that there are on a device, for steps of up to so many tokens. Raises ConfigError if who is to
+    compute attention is not installed."""
     if device.type != "cuda":
         return TorchOperations()
     from ...kernels.gpu.operations import GpuOperations, LayerSizes
 
     sizes = LayerSizes(shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    return GpuOperations(sizes, max_tokens, dtype, device)
+    return GpuOperations(sizes, max_tokens, dtype, device, attention)
 
 
 def start_runner(

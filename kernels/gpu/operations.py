@@ -13,18 +13,14 @@ import torch
 from torch import Tensor
 
 from ..decode_state import DecodeInputs, RowState
-from ..device_operations import Activation, Matrix, Norm, PagedCache, RowTables, TorchOperations
-from .decode_attention import DecodeWorkspace, decode_attention
+from ..device_operations import Activation, Matrix, Norm, PagedCache, RowTables
+from .attention_backend import AttentionName, make_attention
 from .decode_ends import begin_decode, finish_decode
 from .launch import num_sms
 from .linear_choice import linear_by_parts, prefers_rows
 from .linear_rows import linear_rows
 from .rms_norm import rms_norm
 from .rotary_kv_write import rotary_kv_write
-from .varlen_attention import varlen_attention
-
-MAX_DECODE_TOKENS = 8
-"""Of a row: so few are bound by reading its keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +37,18 @@ class LayerSizes:
 class GpuOperations:
     """For steps of up to `max_tokens` tokens of one stream: calls share scratch memory."""
 
-    def __init__(self, sizes: LayerSizes, max_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        sizes: LayerSizes,
+        max_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        attention: AttentionName = "triton",
+    ) -> None:
+        """Raises ConfigError if who is to compute attention is not installed."""
         self._normed = torch.empty(max_tokens, sizes.hidden_size, dtype=dtype, device=device)
         self._gate_up = torch.empty(max_tokens, 2 * sizes.intermediate_size, dtype=dtype, device=device)
-        self._sizes, self._device = sizes, device
-        self._workspaces: dict[int, DecodeWorkspace] = {}
-        """By the power of two that holds the query tokens of each row."""
-        self._torch = TorchOperations()
+        self._attention = make_attention(attention, sizes.num_heads, sizes.kv_heads, sizes.head_dim, device)
 
     def rms_norm(self, x: Tensor, norm: Norm, out: Tensor) -> None:
         rms_norm(x, norm.weight, norm.eps, out)
@@ -95,39 +96,7 @@ class GpuOperations:
     def attend(
         self, q: Tensor, cache: PagedCache, rows: RowTables, out: Tensor, *, scale: float, window: int | None
     ) -> None:
-        keys, values, size = cache
-        if keys.dtype != q.dtype or size & (size - 1):
-            self._torch.attend(q, cache, rows, out, scale=scale, window=window)
-        elif rows.max_query_len <= MAX_DECODE_TOKENS:
-            decode_attention(
-                q,
-                keys,
-                values,
-                rows.block_tables,
-                rows.kv_lens,
-                out,
-                block_size=size,
-                scale=scale,
-                window=window,
-                workspace=self._workspace(rows.max_query_len),
-                query_starts=rows.query_starts,
-                max_query_len=rows.max_query_len,
-            )
-        else:
-            assert rows.query_starts is not None
-            varlen_attention(
-                q,
-                keys,
-                values,
-                rows.block_tables,
-                rows.query_starts,
-                rows.kv_lens,
-                out,
-                block_size=size,
-                scale=scale,
-                window=window,
-                max_query_len=rows.max_query_len,
-            )
+        self._attention.attend(q, cache, rows, out, scale=scale, window=window)
 
     def begin_decode(
         self, state: RowState, order: Tensor, step_tables: Tensor, block_size: int, out: DecodeInputs
@@ -136,13 +105,6 @@ class GpuOperations:
 
     def finish_decode(self, state: RowState, order: Tensor, sampled: Tensor) -> None:
         finish_decode(state, order, sampled)
-
-    def _workspace(self, max_query_len: int) -> DecodeWorkspace:
-        length = 1 << (max_query_len - 1).bit_length()
-        if (there := self._workspaces.get(length)) is None:
-            heads, kv_heads, head_dim = self._sizes.num_heads, self._sizes.kv_heads, self._sizes.head_dim
-            there = self._workspaces[length] = DecodeWorkspace(self._device, heads, kv_heads, head_dim, length)
-        return there
 
     def _prefers_rows(self, x: Tensor, out: Tensor, *, gated: bool = False) -> bool:
         return prefers_rows(*x.shape, out.shape[1], gated=gated, num_sms=num_sms(x.device))

@@ -1,0 +1,66 @@
+"""Attention by our kernels and by FlashAttention 3, if it is installed, on the same inputs in turns.
+
+    python -m callboard.bench.gpu_kernels.attention_backends
+
+Microseconds of a launch in a graph of launches that each have a cache of their own; "difference" is
+||library - ours|| / ||ours||.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from functools import partial
+
+import torch
+
+from ...kernels.device_operations import PagedCache, RowTables
+from ...kernels.gpu.attention_backend import AttentionBackend, make_attention
+from .attention import BLOCK_SIZE, DECODE_SHAPES, HEAD_DIM, MODELS, VARLEN_SHAPES, Inputs, make_inputs, num_sets
+from .timing import device_line, microseconds_each
+
+_NAMES = ("triton", "flash_attention")
+
+
+def attend(backend: AttentionBackend, inputs: Inputs, starts: torch.Tensor | None, longest: int) -> None:
+    cache = PagedCache(inputs.keys, inputs.values, BLOCK_SIZE)
+    rows = RowTables(inputs.block_tables, inputs.kv_lens, starts, longest)
+    backend.attend(inputs.q, cache, rows, inputs.out, scale=HEAD_DIM**-0.5, window=None)
+
+
+def compare(model: str, query_lens: list[int] | None, kv_lens: list[int]) -> str:
+    """A line of the table."""
+    num_heads, kv_heads = MODELS[model]
+    longest = max(query_lens or [1])
+    starts = None
+    if query_lens is not None:
+        starts = torch.tensor([0, *itertools.accumulate(query_lens)], dtype=torch.int32, device="cuda")
+    sets = [
+        make_inputs(model, kv_lens, sum(query_lens or [1] * len(kv_lens))) for _ in range(num_sets(kv_lens, kv_heads))
+    ]
+    times: list[float] = []
+    outs = []
+    for name in _NAMES:
+        backend = make_attention(name, num_heads, kv_heads, HEAD_DIM, torch.device("cuda", 0))
+        times.append(microseconds_each([partial(attend, backend, inputs, starts, longest) for inputs in sets]))
+        outs.append(sets[0].out.float())
+    difference = float((outs[1] - outs[0]).norm() / outs[0].norm())
+    what = f"{model} {len(kv_lens)} x {longest} of {kv_lens[0]}"
+    return f"{what:<36}{times[0]:10.1f}{times[1]:12.1f}{times[1] / times[0]:8.2f}{difference:12.1e}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    print(device_line())
+    print(f"{'rows x tokens of keys':<36}{'ours us':>10}{'library us':>12}{'ratio':>8}{'difference':>12}")
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        for model, kv_lens in DECODE_SHAPES:
+            print(compare(model, None, kv_lens), flush=True)
+        for model, query_lens, kv_lens in VARLEN_SHAPES:
+            print(compare(model, query_lens, kv_lens), flush=True)
+
+
+if __name__ == "__main__":
+    main()

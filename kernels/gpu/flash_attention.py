@@ -1,0 +1,136 @@
+"""Attention by FlashAttention 3 (Shah et al. 2024, arXiv:2407.08608), if it is installed; Hopper, bfloat16 and float16.
+
+It comes as a module of its own, `flash_attn_interface`, whose function takes keys and values as a cache, and with vLLM,
+whose function takes them as sequences. Both read a block table. What neither takes (float32, a head of more than 256)
+is for the kernels of this folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from ..device_operations import PagedCache, RowTables
+from .attention_backend import AttentionBackend
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, float, tuple[int, int], Tensor], None]
+"""(q, keys, values, block_tables, query_starts, kv_lens, max_query_len, scale, window, out); keys and values by block,
+[num_blocks, block_size, kv_heads, head_dim]; a window is (keys before a token's own that it sees, 0), -1: all."""
+MAX_HEAD_DIM = 256
+
+
+class FlashAttention:
+    """`attend` of a library, beside the kernels that take what it does not."""
+
+    def __init__(self, function: Attend, otherwise: AttentionBackend) -> None:
+        self._function, self._otherwise = function, otherwise
+        self._single_starts: dict[int, Tensor] = {}
+        """Rows of one token each -> where they begin."""
+
+    def attend(
+        self, q: Tensor, cache: PagedCache, rows: RowTables, out: Tensor, *, scale: float, window: int | None
+    ) -> None:
+        keys, values, size = cache
+        if q.dtype not in (torch.bfloat16, torch.float16) or keys.dtype != q.dtype or q.shape[2] > MAX_HEAD_DIM:
+            self._otherwise.attend(q, cache, rows, out, scale=scale, window=window)
+            return
+        starts = rows.query_starts
+        if starts is None:
+            starts = self._starts(rows.kv_lens.shape[0], q.device)
+        by_block = (-1, size, *keys.shape[1:])
+        sees = (-1, 0) if window is None else (window - 1, 0)
+        self._function(
+            q,
+            keys.view(by_block),
+            values.view(by_block),
+            rows.block_tables,
+            starts,
+            rows.kv_lens,
+            rows.max_query_len,
+            scale,
+            sees,
+            out,
+        )
+
+    def _starts(self, num_rows: int, device: torch.device) -> Tensor:
+        if (there := self._single_starts.get(num_rows)) is None:
+            there = self._single_starts[num_rows] = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
+        return there
+
+
+def find_function() -> Attend | None:
+    """None: it is not installed."""
+    for module, name, wrap in (
+        ("flash_attn_interface", "flash_attn_with_kvcache", _of_cache),
+        ("vllm.vllm_flash_attn", "flash_attn_varlen_func", _of_sequences),
+    ):
+        try:
+            return wrap(getattr(import_module(module), name))
+        except (ImportError, AttributeError):
+            continue
+    return None
+
+
+def _of_cache(function: Callable[..., Tensor]) -> Attend:
+    def attend(
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        block_tables: Tensor,
+        query_starts: Tensor,
+        kv_lens: Tensor,
+        max_query_len: int,
+        scale: float,
+        window: tuple[int, int],
+        out: Tensor,
+    ) -> None:
+        found = function(
+            q,
+            keys,
+            values,
+            cache_seqlens=kv_lens,
+            page_table=block_tables,
+            cu_seqlens_q=query_starts,
+            max_seqlen_q=max_query_len,
+            softmax_scale=scale,
+            causal=True,
+            window_size=window,
+        )
+        out.copy_(found)
+
+    return attend
+
+
+def _of_sequences(function: Callable[..., Tensor]) -> Attend:
+    def attend(
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        block_tables: Tensor,
+        query_starts: Tensor,
+        kv_lens: Tensor,
+        max_query_len: int,
+        scale: float,
+        window: tuple[int, int],
+        out: Tensor,
+    ) -> None:
+        function(
+            q,
+            keys,
+            values,
+            max_seqlen_q=max_query_len,
+            cu_seqlens_q=query_starts,
+            max_seqlen_k=block_tables.shape[1] * keys.shape[1],
+            seqused_k=kv_lens,
+            softmax_scale=scale,
+            causal=True,
+            window_size=list(window),
+            block_table=block_tables,
+            out=out,
+            fa_version=3,
+        )
+
+    return attend
