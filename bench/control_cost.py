@@ -70,9 +70,9 @@ def measure(num_rows: int, num_steps: int) -> dict[str, float]:
                 calls.publish(plan)
             times.append(time.perf_counter_ns())
             for _ in made:
-                plan = calls.read()
-                assert isinstance(plan, StepPlan)
-                plans.append(plan)
+                read = calls.read()
+                assert isinstance(read, StepPlan)
+                plans.append(read)
             times.append(time.perf_counter_ns())
             side.collect()
             times.append(time.perf_counter_ns())

@@ -15,11 +15,11 @@ from functools import partial
 import torch
 
 from ...kernels.device_operations import PagedCache, RowTables
-from ...kernels.gpu.attention_backend import AttentionBackend, make_attention
+from ...kernels.gpu.attention_backend import AttentionBackend, AttentionName, make_attention
 from .attention import BLOCK_SIZE, DECODE_SHAPES, HEAD_DIM, MODELS, VARLEN_SHAPES, Inputs, make_inputs, num_sets
 from .timing import device_line, microseconds_each
 
-_NAMES = ("triton", "flash_attention")
+_NAMES: tuple[AttentionName, ...] = ("triton", "flash_attention")
 
 
 def attend(backend: AttentionBackend, inputs: Inputs, starts: torch.Tensor | None, longest: int) -> None:
