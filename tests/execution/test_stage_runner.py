@@ -199,3 +199,16 @@ def test_a_step_that_cannot_be_sampled_in_fails_in_all_stages(checkpoint, monkey
     stages.close()
     for other in stages.others:
         assert [type(error) for error in other.errors] == [SamplingFailed]
+
+
+def test_a_late_token_of_a_run_that_is_gone_does_not_touch_the_next_one(checkpoint):
+    """Position 3 of row 0 is drawn for a run that ends; the next run there has a token of its prompt at it."""
+    stages, plans = Stages(checkpoint, 2), PlanMaker(num_blocks=32)
+    plans.place(0, PROMPTS[0])
+    stages.launch(plans.plan([(0, 0, len(PROMPTS[0]), True)])).result()
+    plans.remove(0)
+    plans.place(0, PROMPTS[3])
+    stages.launch(plans.plan([(0, 0, len(PROMPTS[3]), True)])).result()
+    stages.close()
+    (first,) = stages.others
+    assert first.runner.batch.token_ids[0, : len(PROMPTS[3])].tolist() == PROMPTS[3]
