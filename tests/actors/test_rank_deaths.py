@@ -16,7 +16,7 @@ from callboard.tests.actors.test_engine_life import complete, live, pids, serve
 
 pytestmark = pytest.mark.slow
 
-SHORT = {**NEVER, "max_tokens": 120}
+SHORT = {**NEVER, "max_tokens": 50}
 RANKS = ("worker.0", "worker.1")
 TWO_STAGES = ("process.worker.pipeline_parallel=2", "process.worker.device=cpu")
 TWO_RANKS = ("process.worker.tensor_parallel=2", "process.worker.device=cpu")
