@@ -205,7 +205,7 @@ class ProcessSection(Struct, frozen=True, forbid_unknown_fields=True):
     graphs: Literal["lazy", "eager", "off"] = "lazy"
     """On `cuda`: decode steps are recorded as they come up and in idle gaps, all at the start, or never. static"""
     attention: Literal["triton", "flash_attention"] = "triton"
-    """On `cuda`: who computes attention, kernels of our own or FlashAttention 3, if it is installed. static"""
+    """On `cuda`: who computes attention of prompts, our own kernels or FlashAttention 3, if it is installed. static"""
     tensor_parallel: Positive = 1
     """Ranks that share each layer, a process each; docs/ranks.md [ranks]. static"""
     pipeline_parallel: Positive = 1

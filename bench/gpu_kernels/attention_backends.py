@@ -1,4 +1,5 @@
-"""Attention by our kernels and by FlashAttention 3, if it is installed, on the same inputs in turns.
+"""Attention by our kernels and by FlashAttention 3, on the same inputs one after the other; of every shape, also of those
+that `attention = "flash_attention"` leaves to our kernels.
 
     python -m callboard.bench.gpu_kernels.attention_backends
 
@@ -10,39 +11,44 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from functools import partial
 
 import torch
 
 from ...kernels.device_operations import PagedCache, RowTables
-from ...kernels.gpu.attention_backend import AttentionBackend, AttentionName, make_attention
+from ...kernels.gpu.attention_backend import TritonAttention
+from ...kernels.gpu.flash_attention import Attend, find_function
 from .attention import BLOCK_SIZE, DECODE_SHAPES, HEAD_DIM, MODELS, VARLEN_SHAPES, Inputs, make_inputs, num_sets
 from .timing import device_line, microseconds_each
 
-_NAMES: tuple[AttentionName, ...] = ("triton", "flash_attention")
+_SCALE = HEAD_DIM**-0.5
 
 
-def attend(backend: AttentionBackend, inputs: Inputs, starts: torch.Tensor | None, longest: int) -> None:
+def attend_ours(own: TritonAttention, longest: int, inputs: Inputs, starts: torch.Tensor) -> None:
     cache = PagedCache(inputs.keys, inputs.values, BLOCK_SIZE)
-    rows = RowTables(inputs.block_tables, inputs.kv_lens, starts, longest)
-    backend.attend(inputs.q, cache, rows, inputs.out, scale=HEAD_DIM**-0.5, window=None)
+    rows = RowTables(inputs.block_tables, inputs.kv_lens, starts if longest > 1 else None, longest)
+    own.attend(inputs.q, cache, rows, inputs.out, scale=_SCALE, window=None)
 
 
-def compare(model: str, query_lens: list[int] | None, kv_lens: list[int]) -> str:
+def attend_by_library(library: Attend, longest: int, inputs: Inputs, starts: torch.Tensor) -> None:
+    keys, values = (side.view(-1, BLOCK_SIZE, *side.shape[1:]) for side in (inputs.keys, inputs.values))
+    library(
+        inputs.q, keys, values, inputs.block_tables, starts, inputs.kv_lens, longest, _SCALE, (-1, 0), inputs.out
+    )  # fmt: skip
+
+
+def compare(library: Attend, model: str, query_lens: list[int], kv_lens: list[int]) -> str:
     """A line of the table."""
     num_heads, kv_heads = MODELS[model]
-    longest = max(query_lens or [1])
-    starts = None
-    if query_lens is not None:
-        starts = torch.tensor([0, *itertools.accumulate(query_lens)], dtype=torch.int32, device="cuda")
-    sets = [
-        make_inputs(model, kv_lens, sum(query_lens or [1] * len(kv_lens))) for _ in range(num_sets(kv_lens, kv_heads))
-    ]
+    longest = max(query_lens)
+    starts = torch.tensor([0, *itertools.accumulate(query_lens)], dtype=torch.int32, device="cuda")
+    sets = [make_inputs(model, kv_lens, sum(query_lens)) for _ in range(num_sets(kv_lens, kv_heads))]
+    own = TritonAttention(num_heads, kv_heads, HEAD_DIM, torch.device("cuda", 0))
     times: list[float] = []
     outs = []
-    for name in _NAMES:
-        backend = make_attention(name, num_heads, kv_heads, HEAD_DIM, torch.device("cuda", 0))
-        times.append(microseconds_each([partial(attend, backend, inputs, starts, longest) for inputs in sets]))
+    for attend in (partial(attend_ours, own, longest), partial(attend_by_library, library, longest)):
+        times.append(microseconds_each([partial(attend, inputs, starts) for inputs in sets]))
         outs.append(sets[0].out.float())
     difference = float((outs[1] - outs[0]).norm() / outs[0].norm())
     what = f"{model} {len(kv_lens)} x {longest} of {kv_lens[0]}"
@@ -52,14 +58,17 @@ def compare(model: str, query_lens: list[int] | None, kv_lens: list[int]) -> str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
+    library = find_function()
+    if library is None:
+        sys.exit("FlashAttention 3 is not installed")
     print(device_line())
     print(f"{'rows x tokens of keys':<36}{'ours us':>10}{'library us':>12}{'ratio':>8}{'difference':>12}")
     torch.manual_seed(0)
     with torch.inference_mode():
         for model, kv_lens in DECODE_SHAPES:
-            print(compare(model, None, kv_lens), flush=True)
+            print(compare(library, model, [1] * len(kv_lens), kv_lens), flush=True)
         for model, query_lens, kv_lens in VARLEN_SHAPES:
-            print(compare(model, query_lens, kv_lens), flush=True)
+            print(compare(library, model, query_lens, kv_lens), flush=True)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,13 @@ def flash_attn_varlen_func(
     out.copy_(rows_of_sequences(q, k, v, block_table, cu_seqlens_q, seqused_k, softmax_scale, window_size))
 
 
+def refuse(*args, **options):
+    raise AssertionError("this is not for the library")
+
+
+refuse.__name__ = "flash_attn_with_kvcache"
+
+
 def finite(make):
     """What a library may be shown of a cache: numbers where nobody wrote, blocks that exist behind those of a row."""
 
@@ -67,16 +74,20 @@ def finite(make):
 
 def installed(monkeypatch, function):
     """A library that has this function, if any; the other one is missing."""
-    names = {"flash_attn_interface": flash_attn_with_kvcache, "vllm.vllm_flash_attn": flash_attn_varlen_func}
-    for name, of_library in names.items():
-        module = ModuleType(name)
-        if of_library is function:
-            setattr(module, function.__name__, function)
-        monkeypatch.setitem(sys.modules, name, module if of_library is function else None)
+    names = {
+        "flash_attn_interface": "flash_attn_with_kvcache",
+        "vllm.vllm_flash_attn": "flash_attn_varlen_func",
+    }
+    for module_name, name in names.items():
+        module = ModuleType(module_name)
+        is_there = function is not None and function.__name__ == name
+        if is_there:
+            setattr(module, name, function)
+        monkeypatch.setitem(sys.modules, module_name, module if is_there else None)
 
 
 @pytest.mark.parametrize("function", [flash_attn_with_kvcache, flash_attn_varlen_func], ids=lambda f: f.__name__)
-@pytest.mark.parametrize(("query_lens", "window"), [(None, None), ([9, 1, 20], None), ([1, 2, 1], 5)], ids=str)
+@pytest.mark.parametrize(("query_lens", "window"), [([9, 1, 20], None), ([1, 2, 12], 5)], ids=str)
 @pytest.mark.skipif(not IS_INTERPRETED, reason="the library's stand-ins compute on the host")
 def test_a_library_is_told_what_it_takes(monkeypatch, function, query_lens, window):
     installed(monkeypatch, function)
@@ -101,15 +112,18 @@ def check(attention, query_lens, window, dtype=torch.bfloat16):
 
 
 @pytest.mark.skipif(IS_INTERPRETED or find_function() is None, reason="FlashAttention 3 is not here")
-@pytest.mark.parametrize(("query_lens", "window"), [(None, None), ([9, 1, 20], None), ([1, 2, 1], 5)], ids=str)
+@pytest.mark.parametrize(("query_lens", "window"), [([9, 1, 20], None), ([1, 2, 12], 5)], ids=str)
 def test_the_library_computes_what_the_twin_does(query_lens, window, monkeypatch):
     monkeypatch.setattr(Cache, "__init__", finite(Cache.__init__))
     check(make_attention("flash_attention", HEADS, KV_HEADS, HEAD_DIM, DEVICE), query_lens, window)
 
 
-def test_what_a_library_does_not_take_is_ours(monkeypatch):
-    installed(monkeypatch, flash_attn_with_kvcache)
-    check(make_attention("flash_attention", HEADS, KV_HEADS, HEAD_DIM, DEVICE), [9, 1, 20], None, torch.float32)
+@pytest.mark.parametrize(
+    ("query_lens", "dtype"), [([9, 1, 20], torch.float32), (None, torch.bfloat16), ([8, 1, 2], torch.bfloat16)], ids=str
+)
+def test_what_a_library_does_not_take_or_takes_longer_for_is_ours(monkeypatch, query_lens, dtype):
+    installed(monkeypatch, refuse)
+    check(make_attention("flash_attention", HEADS, KV_HEADS, HEAD_DIM, DEVICE), query_lens, None, dtype)
 
 
 def test_a_library_that_is_missing_is_named(monkeypatch):
