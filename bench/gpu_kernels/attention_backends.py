@@ -1,5 +1,5 @@
-"""Attention by our kernels and by FlashAttention 3, on the same inputs one after the other; of every shape, also of those
-that `attention = "flash_attention"` leaves to our kernels.
+"""Attention by our kernels and by FlashAttention 3, on the same inputs one after the other; of every shape, also of
+those that `attention = "flash_attention"` leaves to our kernels.
 
     python -m callboard.bench.gpu_kernels.attention_backends
 
