@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, assert_never
 
@@ -28,7 +29,7 @@ from ..mailbox.messages.grammar import (
     ToGrammar,
 )
 from ..shm_queue import MaskRegion, Phase, ProgressLine
-from ..structured_output.backend import GrammarBackend, Matcher
+from ..structured_output.backend import CompiledGrammar, GrammarBackend
 from ..structured_output.sizes import compiled_bytes, ensure_size
 from .compile_pool import CompilePool
 from .faults import Faults
@@ -51,7 +52,7 @@ class GrammarTools(NamedTuple):
 
 
 class _RowNews(NamedTuple):
-    """What an `Advance` says of one row; `grammar_key`: of a run that is new."""
+    """What an `Advance` says of one row; `grammar_key`: of a run that is new; `drafts`: what may come behind."""
 
     epoch: int
     row: int
@@ -59,6 +60,18 @@ class _RowNews(NamedTuple):
     position: int
     token_ids: list[int]
     grammar_key: str | None
+    drafts: list[int]
+
+
+class _Answer:
+    """One that is followed."""
+
+    def __init__(self, grammar: CompiledGrammar) -> None:
+        self.grammar, self.matcher = grammar, grammar.matcher()
+        self.token_ids = array("i")
+        """Its output so far, from which another matcher can be made."""
+        self.takes_drafts = True
+        """No draft was too much work yet."""
 
 
 class GrammarActor:
@@ -90,7 +103,7 @@ class GrammarActor:
         self._book = GrammarBook(_MAX_UNUSED, _MAX_UNUSED_BYTES)
         self._compiling: dict[str, list[str]] = {}
         """Key -> requests that wait for it."""
-        self._matchers: dict[int, Matcher] = {}
+        self._answers: dict[int, _Answer] = {}
         self._early: dict[int, _RowNews] = {}
         """Runs whose grammar is not there yet. The scheduler remembers more grammars than are kept here, so it lets a
         request run whose grammar is compiled anew. Without a mask such a run gets no tokens: there is no more news."""
@@ -116,7 +129,7 @@ class GrammarActor:
     def gone(self, actor: str) -> None:
         """A dead scheduler's runs are over; a dead tokenizer's requests come again."""
         if actor in self._schedulers:
-            self._matchers.clear()
+            self._answers.clear()
             self._early.clear()
         else:
             self._book.lose_tokenizer(actor)
@@ -201,16 +214,21 @@ class GrammarActor:
 
     def _advance(self, message: Advance) -> None:
         for run in message.ended:
-            self._matchers.pop(run, None)
+            self._answers.pop(run, None)
             self._early.pop(run, None)
+        with_drafts: list[_RowNews] = []
         parts = (message.rows, message.runs, message.positions, message.token_ids)
         for row, run, position, token_ids in zip(*parts, strict=True):
             key = message.grammar_keys.get(run)
-            news = _RowNews(message.epoch, row, run, position, token_ids, key)
+            news = _RowNews(message.epoch, row, run, position, token_ids, key, message.drafts.get(run, []))
             if key is not None and self._book.find(key) is None:
                 self._early[run] = news
             else:
                 self._take_news(news)
+                if news.drafts:
+                    with_drafts.append(news)
+        for news in with_drafts:  # behind the masks of all rows, without which these have no token at all
+            self._take_drafts(news)
 
     def _take_early(self, key: str) -> list[_RowNews]:
         """Those that waited for this grammar."""
@@ -223,7 +241,7 @@ class GrammarActor:
         started_ns = time.perf_counter_ns()
         try:
             self._follow(news)
-            self._matchers[news.run].fill(self._mask)
+            self._answers[news.run].matcher.fill(self._mask)
             if not self._mask.any():
                 raise GrammarRefused("nothing may follow what stands there")
         except GrammarRefused as error:
@@ -232,8 +250,35 @@ class GrammarActor:
         except EngineFailure as error:
             self._fail(news.epoch, news.run, str(error), 500)
             return
-        self._masks.write(news.row, news.epoch, news.run, news.position + len(news.token_ids), self._mask)
+        self._write(news, 0)
         self._times.mask(time.perf_counter_ns() - started_ns)
+
+    def _write(self, news: _RowNews, num_drafts: int) -> None:
+        """The mask of the position behind so many drafts."""
+        base = news.position + len(news.token_ids)
+        self._masks.write(news.row, news.epoch, news.run, base, base + num_drafts, self._mask)
+
+    def _take_drafts(self, news: _RowNews) -> None:
+        """Masks behind the drafts, as far as the grammar allows them. The answer stands where it stood: drafts that are
+        too much work are no fault of it, and it gets no more of these masks."""
+        answer = self._answers.get(news.run)
+        if answer is None or not answer.takes_drafts:
+            return
+        try:
+            version = answer.matcher.num_accepted
+            for index in range(answer.matcher.num_valid(news.drafts)):
+                started_ns = time.perf_counter_ns()
+                answer.matcher.accept(news.drafts[index : index + 1])
+                answer.matcher.fill(self._mask)
+                if not self._mask.any():
+                    break
+                self._write(news, index + 1)
+                self._times.mask(time.perf_counter_ns() - started_ns)
+            answer.matcher.rollback(version)
+        except GrammarRefused:
+            answer.takes_drafts = False
+            answer.matcher = answer.grammar.matcher()
+            answer.matcher.accept(answer.token_ids)
 
     def _follow(self, news: _RowNews) -> None:
         """Raises GrammarRefused if its grammar keeps the run from going on, EngineFailure if it kept to no masks."""
@@ -242,16 +287,17 @@ class GrammarActor:
             assert grammar is not None, "a run without its grammar is early"
             if isinstance(grammar, str):
                 raise GrammarRefused(grammar)
-            self._matchers[news.run] = grammar.matcher()
-        matcher = self._matchers.get(news.run)
-        if matcher is None:
+            self._answers[news.run] = _Answer(grammar)
+        answer = self._answers.get(news.run)
+        if answer is None:
             raise EngineFailure("its grammar could not be followed")
-        num_taken = matcher.accept(news.token_ids)
+        num_taken = answer.matcher.accept(news.token_ids)
         if num_taken < len(news.token_ids):
             raise EngineFailure(f"the grammar does not allow token {news.token_ids[num_taken]} where it stands")
+        answer.token_ids.extend(news.token_ids)
 
     def _fail(self, epoch: int, run: int, message: str, status: int) -> None:
-        self._matchers.pop(run, None)
+        self._answers.pop(run, None)
         self._times.num_failed += 1
         log_event("grammar.failed", run=run, error=message)
         self._post(MatcherFailed(epoch, run, f"the answer could not be kept to its format: {message}", status))

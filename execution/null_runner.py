@@ -78,13 +78,15 @@ class NullRunner:
         self._check_blocks(plan)
         self.batch.apply(plan)
         self._drafter.apply(plan)
-        inputs = prepare_inputs(self.batch, plan, self._drafter.proposer)
+        inputs = prepare_inputs(self.batch, plan, self._drafter.propose if self._drafter.has_proposer else None)
         if inputs.rows.size:
             hits = self._advance(inputs)
             self._write(inputs)
             for i in hits:
                 self._check_hit(int(inputs.rows[i]), int(inputs.starts[i]))
-        masks = self._masks.begin(plan.epoch, inputs.sample_rows, inputs.sample_runs, inputs.sample_positions)
+        masks = self._masks.begin(
+            plan.epoch, inputs.sample_rows, inputs.sample_runs, inputs.sample_positions, inputs.sample_counts
+        )
         if masks is None:
             return EndedStep(self._sample(plan, inputs, start_ns, None))
         return HeldStep(lambda: EndedStep(self._sample(plan, inputs, start_ns, masks.take())))
@@ -166,13 +168,16 @@ class NullRunner:
             if masks is not None:
                 self._obey(masks, token_ids, draws)
             sampled = Sampled(token_ids, self._logprobs(draws, token_ids, inputs.sample_rows))
-            yields = take_yields(self.batch, inputs, sampled, None if masks is None else masks.is_late)
-            if inputs.sample_counts is not None:  # drafts that were not accepted are computed again
+            is_late = None if masks is None else masks.is_late
+            has_proposer = self._drafter.has_proposer
+            yields = take_yields(self.batch, inputs, sampled, is_late, has_proposer=has_proposer)
+            if has_proposer or inputs.sample_counts is not None:  # drafts that were not accepted are computed again
                 self._next_start[inputs.sample_rows] = self.batch.num_known[inputs.sample_rows] - 1
-            if masks is not None:
+            elif masks is not None:
                 self._note_late(inputs.sample_rows[masks.is_late], inputs.sample_positions[masks.is_late])
         of_prompts = self._prompt_logprobs(inputs) if inputs.rows.size else None
-        return result_of(plan, yields, start_ns, time.monotonic_ns(), of_prompts)
+        next_drafts = self._drafter.guess_ahead()
+        return result_of(plan, yields, start_ns, time.monotonic_ns(), of_prompts, next_drafts)
 
     def _note_late(self, rows: Int32s, positions: Int32s) -> None:
         """They compute their last token once more; later steps in flight may go on with one that nobody knows."""

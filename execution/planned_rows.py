@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ProtocolViolation
-from ..mailbox.messages.steps import StepPlan
-from ..speculative.proposer import Proposer
+from ..mailbox.messages.steps import NO_DRAFTING, StepPlan
+from ..speculative.proposer import ProposedDrafts
 from .input_batch import InputBatch, Int32s, Int64s
 
-NO_DRAFTING = -1
-"""In `StepPlan.max_drafts`."""
+Propose = Callable[[Int32s, Int32s], ProposedDrafts]
+"""(rows, most drafts of each), int32 [n] -> drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class PlannedRows:
         return bool((self.num_tokens == 1).all() and self.samples.all())
 
 
-def read_rows(batch: InputBatch, plan: StepPlan, proposer: Proposer | None = None) -> PlannedRows:
-    """`batch` has the plan's changes applied already; drafts are written behind what it knows of a row. `proposer`:
+def read_rows(batch: InputBatch, plan: StepPlan, propose: Propose | None = None) -> PlannedRows:
+    """`batch` has the plan's changes applied already; drafts are written behind what it knows of a row. `propose`:
     asked where the plan leaves it to the worker to guess. Raises ProtocolViolation where the plan names a run that its
     row does not hold, or positions without a token or without a block."""
     starts = np.frombuffer(plan.starts, np.int32)
@@ -51,7 +52,7 @@ def read_rows(batch: InputBatch, plan: StepPlan, proposer: Proposer | None = Non
         _check(batch, planned, planned.ends)
         return planned
     _check_runs(batch, planned)
-    planned = _with_given(batch, planned, plan) if plan.num_drafts else _with_guesses(batch, planned, plan, proposer)
+    planned = _with_given(batch, planned, plan) if plan.num_drafts else _with_guesses(batch, planned, plan, propose)
     assert planned.num_drafts is not None
     _check(batch, planned, planned.ends - planned.num_drafts)
     return planned
@@ -70,15 +71,16 @@ def _with_given(batch: InputBatch, planned: PlannedRows, plan: StepPlan) -> Plan
     )
 
 
-def _with_guesses(batch: InputBatch, planned: PlannedRows, plan: StepPlan, proposer: Proposer | None) -> PlannedRows:
+def _with_guesses(batch: InputBatch, planned: PlannedRows, plan: StepPlan, propose: Propose | None) -> PlannedRows:
     """Rows that draft go on where they stand; those that have come to their end are left out."""
     most, ends = np.frombuffer(plan.max_drafts, np.int32), np.frombuffer(plan.draft_ends, np.int32)
     if not most.size == ends.size == planned.rows.size:
         raise ProtocolViolation(f"a plan of {planned.rows.size} rows has bounds of drafts for {most.size}, {ends.size}")
     rows, runs, samples, is_open = planned.rows, planned.runs, planned.samples, most != NO_DRAFTING
     lasts = batch.num_known[rows] - 1
-    if (is_open & (lasts < planned.starts)).any():
-        i = int((is_open & (lasts < planned.starts)).argmax())
+    is_behind = is_open & (lasts < planned.starts) & ~batch.is_constrained[rows]
+    if is_behind.any():
+        i = int(is_behind.argmax())
         raise ProtocolViolation(f"row {rows[i]} (run {runs[i]}) stands at {lasts[i]}, before {planned.starts[i]}")
     starts = np.where(is_open, lasts, planned.starts)
     num_tokens = np.where(is_open, 1, planned.num_tokens).astype(np.int32)
@@ -89,8 +91,8 @@ def _with_guesses(batch: InputBatch, planned: PlannedRows, plan: StepPlan, propo
         num_tokens, room = num_tokens[is_left], room[is_left]
     num_drafts = np.zeros(rows.size, np.int32)
     asked = np.flatnonzero(room > 0)
-    if asked.size and proposer is not None:
-        drafts = proposer.propose(rows[asked], batch.token_ids, batch.num_known, room[asked])
+    if asked.size and propose is not None:
+        drafts = propose(rows[asked], room[asked])
         num_drafts[asked] = drafts.counts
         _write_drafts(batch, rows[asked], starts[asked] + 1, drafts.counts, drafts.token_ids)
     num_tokens += num_drafts

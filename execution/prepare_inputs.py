@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..mailbox.messages.steps import StepPlan
-from ..speculative.proposer import Proposer
 from .input_batch import InputBatch, Int32s, Int64s
-from .planned_rows import PlannedRows, read_rows
+from .planned_rows import PlannedRows, Propose, read_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +45,9 @@ class StepInputs:
     """Epoch and step of the plan."""
 
 
-def prepare_inputs(batch: InputBatch, plan: StepPlan, proposer: Proposer | None = None) -> StepInputs:
+def prepare_inputs(batch: InputBatch, plan: StepPlan, propose: Propose | None = None) -> StepInputs:
     """As `read_rows`, laid out flat."""
-    return flat_inputs(batch, read_rows(batch, plan, proposer), (plan.epoch, plan.step))
+    return flat_inputs(batch, read_rows(batch, plan, propose), (plan.epoch, plan.step))
 
 
 def flat_inputs(batch: InputBatch, planned: PlannedRows, plan_id: tuple[int, int] = (0, 0)) -> StepInputs:

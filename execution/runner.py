@@ -47,7 +47,9 @@ class ModelRunner:
         computed when it goes on. Raises ProtocolViolation for a plan that contradicts the batch."""
         start_ns = time.monotonic_ns()
         inputs = self._begin(plan)
-        masks = self._masks.begin(plan.epoch, inputs.sample_rows, inputs.sample_runs, inputs.sample_positions)
+        masks = self._masks.begin(
+            plan.epoch, inputs.sample_rows, inputs.sample_runs, inputs.sample_positions, inputs.sample_counts
+        )
         if masks is None:
             return EndedStep(self._compute(plan, inputs, start_ns))
         return HeldStep(lambda: EndedStep(self._compute(plan, inputs, time.monotonic_ns(), masks.take)))
@@ -64,7 +66,7 @@ class ModelRunner:
         self.batch.apply(plan)
         self.sampler.apply(plan)
         self._drafter.apply(plan)
-        return prepare_inputs(self.batch, plan, self._drafter.proposer)
+        return prepare_inputs(self.batch, plan, self._drafter.propose if self._drafter.has_proposer else None)
 
     def _compute(
         self, plan: StepPlan, inputs: StepInputs, start_ns: int, take_masks: Callable[[], TokenMasks] | None = None
@@ -79,8 +81,10 @@ class ModelRunner:
             if inputs.sample_rows.size:
                 masks = None if take_masks is None else take_masks()
                 sampled = self.sampler.sample(hidden, inputs, masks, self._drafts_to_verify(inputs))
-                yields = take_yields(self.batch, inputs, sampled, None if masks is None else masks.is_late)
-        return result_of(plan, yields, start_ns, time.monotonic_ns(), of_prompts)
+                is_late = None if masks is None else masks.is_late
+                yields = take_yields(self.batch, inputs, sampled, is_late, has_proposer=self._drafter.has_proposer)
+        next_drafts = self._drafter.guess_ahead()
+        return result_of(plan, yields, start_ns, time.monotonic_ns(), of_prompts, next_drafts)
 
     def _drafts_to_verify(self, inputs: StepInputs) -> Int32s | None:
         """int32 [k], as the sampler takes them; None where it may draw whatever drafts there are."""

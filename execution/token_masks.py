@@ -1,7 +1,8 @@
 """The bitmasks of constrained rows, read when a step samples.
 
-A mask is there when the grammar has taken the token before it, which an earlier step sampled; a row whose mask is not
-there yields no token in that step, and waits for nobody.
+A mask is there when the grammar has taken the token before it, which an earlier step sampled, or which is a draft that
+was told before; a row whose mask is not there yields no token in that step, behind drafts none from there on, and waits
+for nobody.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ Bools = NDArray[np.bool_]
 class MaskSource(Protocol):
     """Where masks come from: `shm_queue.MaskRegion`."""
 
-    def read(self, epoch: int, rows: Int32s, runs: Int64s, positions: Int32s, out: Int32s) -> Bools:
-        """Copy the masks for the tokens at `positions`, [n], to out, int32 [n, num_words]; returns which are there."""
+    def read(self, epoch: int, rows: Int32s, runs: Int64s, bases: Int32s, positions: Int32s, out: Int32s) -> Bools:
+        """Copy the masks for the tokens at `positions`, [n], to out, int32 [n, num_words]; returns which are there.
+        bases: [n], how many tokens of each row are known; what stands behind them are drafts."""
         ...
 
 
@@ -59,10 +61,11 @@ class ArrivingMasks:
         self._missing: Int64s = np.empty(0, np.int64)
         self._rows: Int32s = np.empty(0, np.int32)
         self._positions: Int32s = np.empty(0, np.int32)
+        self._bases: Int32s = np.empty(0, np.int32)
 
-    def want(self, rows: Int32s, positions: Int32s, constrained: Int64s) -> None:
-        """rows, positions: [k]; constrained: indexes into them."""
-        self._rows, self._positions, self._missing = rows, positions, constrained
+    def want(self, rows: Int32s, bases: Int32s, positions: Int32s, constrained: Int64s) -> None:
+        """rows, bases, positions: [k]; constrained: indexes into them."""
+        self._rows, self._bases, self._positions, self._missing = rows, bases, positions, constrained
 
     def read(self) -> bool:
         """Take what is there by now; whether that is all. A mask that allows no token is as good as none."""
@@ -70,7 +73,7 @@ class ArrivingMasks:
         if missing.size:
             out = self._words[start : start + missing.size]
             rows, runs, positions = self._rows[missing], self._runs[missing], self._positions[missing]
-            is_there = self._source.read(self._epoch, rows, runs, positions, out)
+            is_there = self._source.read(self._epoch, rows, runs, self._bases[missing], positions, out)
             out[:, -1] &= self._last
             is_there = is_there & out.any(axis=1)
             if not is_there.all():
@@ -108,9 +111,12 @@ class MaskReader:
         """Of the masks of a step, at most."""
         return self._words.nbytes
 
-    def begin(self, epoch: int, rows: Int32s, runs: Int64s, positions: Int32s) -> ArrivingMasks | None:
-        """For the rows that sample in a step, [k], which the batch has; None if none of them is constrained. Raises
-        ProtocolViolation if one is and there is nothing to read from."""
+    def begin(
+        self, epoch: int, rows: Int32s, runs: Int64s, positions: Int32s, counts: Int32s | None = None
+    ) -> ArrivingMasks | None:
+        """For the rows that sample in a step, [k], which the batch has; None if none of them is constrained. counts:
+        how often each row samples, in sum k; None: once. Raises ProtocolViolation if one is constrained and there is
+        nothing to read from."""
         if not self._batch.has_constrained_rows:
             return None
         constrained = np.flatnonzero(self._batch.is_constrained[rows])
@@ -119,8 +125,11 @@ class MaskReader:
         if self._source is None:
             i = constrained[0]
             raise ProtocolViolation(f"row {rows[i]} (run {runs[i]}) is constrained; this worker was given no masks")
+        if constrained.size > len(self._words):  # a row with drafts has several
+            self._words = np.zeros((constrained.size, self._words.shape[1]), np.int32)
+        bases = positions if counts is None else np.repeat(positions[np.cumsum(counts) - counts], counts)
         arriving = ArrivingMasks(self._source, epoch, runs, self._words, self._last)
-        arriving.want(rows, positions, constrained)
+        arriving.want(rows, bases, positions, constrained)
         return arriving
 
     def allowing_all(self, num_rows: int) -> TokenMasks:

@@ -1,11 +1,12 @@
 """What a step yields of what it sampled: not every token that was drawn counts.
 
 A row draws behind its last token and behind each of its drafts; what stands behind a draft that is not accepted is for
-nobody. Nor is what a constrained row draws without its mask: it yields no token.
+nobody. Nor is what a constrained row draws without its mask, or behind such a place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -37,21 +38,38 @@ NO_YIELDS = Yields(b"", b"", b"", b"", b"", {})
 """Of a step in which no row samples."""
 
 
-def take_yields(batch: InputBatch, inputs: StepInputs, sampled: Sampled, is_late: Bools | None = None) -> Yields:
+def take_yields(
+    batch: InputBatch,
+    inputs: StepInputs,
+    sampled: Sampled,
+    is_late: Bools | None = None,
+    *,
+    has_proposer: bool = False,
+) -> Yields:
     """Write the tokens that count into the batch, and tell them. sampled: of the k places that were drawn for; is_late:
-    bool [k], those of constrained rows without a mask. Such a row has a token in the batch all the same: plans that
-    were made before this result count on one."""
+    bool [k], those of constrained rows without a mask. Such a row has a token in the batch all the same, since plans
+    that were made before this result count on one; but with a proposer they go on where the row stands, and it stays.
+    """
     rows, positions, counts = inputs.sample_rows, inputs.sample_positions, inputs.sample_counts
     if counts is None:
-        batch.write_sampled(rows, positions, sampled.token_ids)
+        if has_proposer and is_late is not None:
+            batch.write_sampled(rows[~is_late], positions[~is_late], sampled.token_ids[~is_late])
+        else:
+            batch.write_sampled(rows, positions, sampled.token_ids)
         return single_yields(inputs.sample_runs, positions, sampled, is_late)
     taken = count_accepted(sampled.token_ids, batch.token_ids[rows, positions], counts)
+    firsts = np.cumsum(counts) - counts
+    if is_late is not None and is_late.any():
+        places = np.arange(is_late.size) - np.repeat(firsts, counts)
+        first_late = np.minimum.reduceat(np.where(is_late, places, is_late.size), firsts)
+        if not has_proposer:
+            first_late = np.where(first_late, first_late, 1)
+        taken = np.minimum(taken, first_late).astype(np.int32)
     is_taken = first_places(taken, counts)
     batch.write_sampled(rows[is_taken], positions[is_taken], sampled.token_ids[is_taken])
-    firsts = np.cumsum(counts) - counts
-    if is_late is not None:
+    if is_late is not None and not has_proposer:
         is_taken &= ~is_late
-        taken = np.where(is_late[firsts], np.int32(0), taken)  # they have no drafts
+        taken = np.where(is_late[firsts], np.int32(0), taken)
     sampled = _only(sampled, is_taken)
     return Yields(
         inputs.sample_runs[firsts].tobytes(),
@@ -85,9 +103,15 @@ def single_yields(
 
 
 def result_of(
-    plan: StepPlan, yields: Yields, start_ns: int, end_ns: int, of_prompts: PromptLogprobs | None
+    plan: StepPlan,
+    yields: Yields,
+    start_ns: int,
+    end_ns: int,
+    of_prompts: PromptLogprobs | None,
+    next_drafts: Mapping[str, bytes] | None = None,
 ) -> StepResult:
-    """The result of a step that lasted from `start_ns` to `end_ns`, by the monotonic clock."""
+    """The result of a step that lasted from `start_ns` to `end_ns`, by the monotonic clock; next_drafts: its fields
+    about them."""
     result = StepResult(
         epoch=plan.epoch,
         step=plan.step,
@@ -100,7 +124,8 @@ def result_of(
         num_sampled=yields.num_sampled,
         num_drafted=yields.num_drafted,
     )
-    return msgspec.structs.replace(result, **yields.logprobs) if yields.logprobs else result
+    more = {**yields.logprobs, **(next_drafts or {})}
+    return msgspec.structs.replace(result, **more) if more else result
 
 
 def _only(sampled: Sampled, is_kept: Bools) -> Sampled:

@@ -17,6 +17,8 @@ class ConstrainedRows:
         self._num_told: dict[int, int] = {}
         """Run -> known tokens, prompt included, that were told."""
         self._requests: dict[int, Request] = {}
+        self._drafts: dict[int, list[int]] = {}
+        """Run -> what its worker guesses to come behind the known tokens."""
         self._ended: list[int] = []
 
     def __len__(self) -> int:
@@ -34,12 +36,18 @@ class ConstrainedRows:
         if request.grammar_key:
             assert request.run is not None
             del self._requests[request.run]
+            self._drafts.pop(request.run, None)
             if self._num_told.pop(request.run) != _NOTHING:
                 self._ended.append(request.run)
 
     def forget_ended(self) -> None:
         """The grammar actor is gone, with all that it was told."""
         self._ended = []
+
+    def note_drafts(self, drafts: dict[int, list[int]]) -> None:
+        """By run: what the worker guesses to come behind the tokens of the result that is being applied. What it said
+        with an earlier one is out of date."""
+        self._drafts = {run: token_ids for run, token_ids in drafts.items() if run in self._requests}
 
     def take_news(self, epoch: int) -> Advance | None:
         """What became known since the last call; None: nothing."""
@@ -59,5 +67,7 @@ class ConstrainedRows:
             told.positions.append(num_told)
             told.token_ids.append(request.token_ids[num_told:].tolist())
             self._num_told[run] = num_tokens
+            if run in self._drafts:
+                told.drafts[run] = self._drafts.pop(run)
         self._ended = []
         return told if told.runs or told.ended else None

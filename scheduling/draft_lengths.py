@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .limits import SchedulerLimits
-from .row_arrays import ONE, Int32s, RowIndexes
+from .row_arrays import ONE, Bools, Int32s, RowIndexes
 from .step_times import MAX_TOKENS, Float64s, StepTimes
 
 _PRIOR = 0.7
@@ -42,7 +42,7 @@ class DraftLengths:
         self._used: Float64s = np.ones(num_rows, np.float64)
         """[max_num_seqs]: share of the drafts that a row might have which its proposer found, fading."""
         self._steps_without = np.zeros(num_rows, np.int64)
-        """[max_num_seqs]: steps since the row last might have a draft."""
+        """[max_num_seqs]: steps since the row was last tried."""
         self._all_tried: Float64s = np.zeros(width, np.float64)
         self._all_accepted: Float64s = np.zeros(width, np.float64)
         """[max_drafts] each: of all rows."""
@@ -80,8 +80,11 @@ class DraftLengths:
         taken = order[: int(rates.argmax()) + 1]
         return np.maximum(again, np.bincount(taken // self._max_drafts, minlength=len(rows)).astype(np.int32))
 
-    def learn(self, rows: RowIndexes, num_allowed: Int32s, num_drafted: Int32s, num_accepted: Int32s) -> None:
-        """What a result says of n different rows, int32 [n] each."""
+    def learn(
+        self, rows: RowIndexes, num_allowed: Int32s, num_drafted: Int32s, num_accepted: Int32s, is_ahead: Bools
+    ) -> None:
+        """What a result says of n different rows, int32 [n] each. is_ahead: bool [n], those whose drafts are guessed in
+        the step before, where it might have had any: one that had none of those that it might have was not tried."""
         if not self._is_adaptive:
             return
         places = np.arange(self._max_drafts)
@@ -95,7 +98,8 @@ class DraftLengths:
         self._all_tried = self._all_tried * all_fades + tried.sum(axis=0)
         self._all_accepted = self._all_accepted * all_fades + accepted.sum(axis=0)
         was_allowed = num_allowed > 0
-        self._steps_without[rows] = np.where(was_allowed, 0, self._steps_without[rows] + 1)
+        was_tried = was_allowed & ((num_drafted > 0) | ~is_ahead)
+        self._steps_without[rows] = np.where(was_tried, 0, self._steps_without[rows] + 1)
         share = num_drafted[was_allowed] / num_allowed[was_allowed]
         self._used[rows[was_allowed]] += (1.0 - _ROW_FADES) * (share - self._used[rows[was_allowed]])
 

@@ -62,7 +62,9 @@ def drafts_wanted(state: SchedulerState, rows: RowIndexes, fields: Int32s) -> In
     num_expected = fields[PLAN_FIELD["num_expected"]]
     room = fields[PLAN_FIELD["max_total"]] - num_expected - ONE  # behind the drafts comes one token more
     is_decode = num_expected - fields[PLAN_FIELD["num_computed"]] == ONE
-    may_draft = is_decode & arrays.may_draft[rows]
+    may_draft = is_decode
+    if not state.limits.has_constrained_drafts:
+        may_draft = is_decode & ~arrays.is_constrained[rows]
     num_tokens = int(np.add.reduce(num_expected - fields[PLAN_FIELD["num_computed"]]))
     num_tokens = min(num_tokens, state.limits.max_num_batched_tokens)
     return state.draft_lengths.wanted(rows, np.where(may_draft, room, ZERO), num_tokens)
@@ -75,6 +77,9 @@ def with_drafts(state: SchedulerState, share: Share, num_drafts: Int32s) -> Shar
         drafts = [r.take_drafts(count) for r, count in zip(share.requests, num_drafts.tolist(), strict=True)]
         return share._replace(num_drafts=num_drafts, draft_ids=[token_id for part in drafts for token_id in part])
     is_open = arrays.num_ahead[rows] + num_drafts > ZERO
+    if state.limits.has_constrained_drafts:
+        # A step in flight may give it no token: then this one has to go on where that one began.
+        is_open |= arrays.is_constrained[rows] & share.samples & (share.num_tokens == ONE)
     if not np.count_nonzero(is_open):
         return share
     ends = np.minimum(arrays.num_places[rows], arrays.max_total[rows] - ONE)

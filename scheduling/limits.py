@@ -57,6 +57,8 @@ class SchedulerLimits(msgspec.Struct, frozen=True):
     """A row has as many of them as are worth their time; False: as many as there may be."""
     max_ledgers: int = 1024
     """Ledgers of requests that have ended, kept for questions."""
+    has_constrained_drafts: bool = False
+    """Rows under a grammar have drafts, too: the worker tells what it will guess before it does."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "pipeline_depth", "num_blocks", "block_size"):

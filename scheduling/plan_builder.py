@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..mailbox.messages.steps import NewRow, StepPlan
+from ..mailbox.messages.steps import NO_DRAFTING, NewRow, StepPlan
 from ..topology.boards import SHARING_KEY_CHARS
 from .limits import SchedulerLimits
 from .request import Request
@@ -17,8 +17,6 @@ from .row_arrays import Bools, Int32s, RowArrays, RowIndexes
 from .step_log import PlannedStep
 
 T = TypeVar("T", bound=np.generic)
-NO_DRAFTING = np.int32(-1)
-"""In `StepPlan.max_drafts`."""
 
 
 class Share(NamedTuple):
@@ -166,7 +164,7 @@ class PlanBuilder:
             ids = [token_id for share in self._shares for token_id in share.draft_ids or ()]
             return {"num_drafts": num_drafts.tobytes(), "draft_ids": np.array(ids, np.int32).tobytes()}
         ends = _joined([_draft_ends_of(share) for share in self._shares])
-        return {"max_drafts": np.where(ends, num_drafts, NO_DRAFTING).tobytes(), "draft_ends": ends.tobytes()}
+        return {"max_drafts": np.where(ends, num_drafts, np.int32(NO_DRAFTING)).tobytes(), "draft_ends": ends.tobytes()}
 
 
 def _sharing_key(cache_salt: str) -> str:

@@ -242,7 +242,7 @@ class Request:
         if len(self.end_ids) <= MAX_END_IDS:
             rows.end_ids[: len(self.end_ids), row] = self.end_ids
         rows.is_watched[row] = True
-        rows.may_draft[row] = not self.grammar_key
+        rows.is_constrained[row] = bool(self.grammar_key)
         rows.tail_at[row] = num_tokens % rows.block_size
         start = num_tokens - num_tokens % rows.block_size
         rows.tail[row, : num_tokens - start] = self.kept_token_ids[start:]

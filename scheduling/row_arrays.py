@@ -95,8 +95,8 @@ class RowArrays(Generic[R]):
         """No plan of its run has come to its last known token yet."""
         self.num_prefilling = 0
         """Rows of which that is true."""
-        self.may_draft: Bools = np.zeros(max_num_seqs, np.bool_)
-        """The worker may guess at its next tokens: it draws under no grammar."""
+        self.is_constrained: Bools = np.zeros(max_num_seqs, np.bool_)
+        """It draws under a grammar: a step may give it no token."""
         self.tenant: Int32s = np.zeros(max_num_seqs, np.int32)
         """Index of its tenant's counter."""
         self.tail_size: Int32s = np.array(block_size, np.int32)

@@ -43,7 +43,7 @@ class SavedRows(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_with_drafts: int
     num_ahead: bytes
     num_all_ahead: int
-    may_draft: bytes
+    is_constrained: bytes
     num_sent: bytes
     is_prefilling: bytes
     num_prefilling: int

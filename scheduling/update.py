@@ -30,6 +30,8 @@ def apply_result(state: SchedulerState, result: StepResult) -> None:
     result is not the oldest step's, its arrays do not match, or a token leaves a gap.
     """
     planned = state.steps.complete(result.step, result.num_plans_waiting > 0)
+    if state.limits.has_constrained_drafts:
+        state.constrained.note_drafts(_next_drafts(result))
     if result.prompt_logprobs is not None:
         gather_prompt_logprobs(state.running, result.step, result.prompt_logprobs)
     found = _find_tokens(state, planned, result)
@@ -101,7 +103,7 @@ def _find_tokens(state: SchedulerState, planned: PlannedStep, result: StepResult
     if result.runs != planned.yielding_runs:
         rows, num_drafts = _rows_of(planned, runs, result.step)
     if counts is not None and np.count_nonzero(counts < 1):
-        is_given = _without_late(state, rows, runs, positions, counts, result.step)
+        is_given = _without_late(state, rows, runs, positions, counts, num_drafts, result.step)
         rows, runs, positions, counts = rows[is_given], runs[is_given], positions[is_given], counts[is_given]
         num_drafts = None if num_drafts is None else num_drafts[is_given]
         num_drafted = None if num_drafted is None else num_drafted[is_given]
@@ -128,10 +130,17 @@ def _find_tokens(state: SchedulerState, planned: PlannedStep, result: StepResult
 
 
 def _without_late(
-    state: SchedulerState, rows: RowIndexes, runs: Int64s, positions: Int32s, counts: Int32s, step: int
+    state: SchedulerState,
+    rows: RowIndexes,
+    runs: Int64s,
+    positions: Int32s,
+    counts: Int32s,
+    num_drafts: Int32s | None,
+    step: int,
 ) -> Bools:
     """Constrained rows whose mask was late have no token: they are planned again from their last known one. What was
-    planned on top of that step has no mask either, for nobody knows its tokens. Returns which rows have tokens.
+    planned on top of that step has no mask either, for nobody knows its tokens; or, if the worker guesses drafts for
+    such rows, it goes on where this one began. Returns which rows have tokens.
 
     Raises ProtocolViolation for a row that has none and is not constrained.
     """
@@ -143,12 +152,30 @@ def _without_late(
             continue
         if counts[i] < 0 or not request.grammar_key:
             raise ProtocolViolation(f"result of step {step} has a row with {counts[i]} tokens; each has one")
-        if positions[i] == arrays.num_tokens[row]:
+        if state.limits.has_constrained_drafts:
+            if num_drafts is not None:
+                arrays.settle_drafts(int(row), int(num_drafts[i]), 0)
+            arrays.num_computed[row] -= ONE
+            arrays.num_expected[row] -= ONE
+            state.counters.num_late_masks += 1
+        elif positions[i] == arrays.num_tokens[row]:
             arrays.num_computed[row] = arrays.num_tokens[row] - ONE
             arrays.num_expected[row] = arrays.num_tokens[row]
             state.counters.num_late_masks += 1
     is_given: Bools = counts > 0
     return is_given
+
+
+def _next_drafts(result: StepResult) -> dict[int, list[int]]:
+    """Run -> what the worker will guess. Raises ProtocolViolation if the arrays do not match."""
+    runs, counts = np.frombuffer(result.next_draft_runs, np.int64), np.frombuffer(result.num_next_drafts, np.int32)
+    token_ids = np.frombuffer(result.next_draft_ids, np.int32)
+    if len(runs) != len(counts) or int(counts.sum()) != len(token_ids):
+        raise ProtocolViolation(
+            f"result of step {result.step} has drafts for {len(runs)} runs, {len(counts)} counts, {len(token_ids)} ids"
+        )
+    parts = np.split(token_ids, np.cumsum(counts)[:-1]) if len(runs) else []
+    return {run: part.tolist() for run, part in zip(runs.tolist(), parts, strict=True)}
 
 
 def _rows_of(planned: PlannedStep, runs: Int64s, step: int) -> tuple[RowIndexes, Int32s | None]:
@@ -245,7 +272,8 @@ def _count_drafts(state: SchedulerState, found: _Tokens) -> None:
     if found.num_drafted is not None:
         state.counters.num_scheduled_tokens += int(np.add.reduce(num_drafted))
         assert found.num_drafts is not None
-        state.draft_lengths.learn(found.rows, found.num_drafts, num_drafted, num_accepted)
+        is_ahead = state.rows.is_constrained[found.rows]
+        state.draft_lengths.learn(found.rows, found.num_drafts, num_drafted, num_accepted, is_ahead)
     state.ledgers.count_drafts(found.rows, num_drafted, num_accepted)
 
 

@@ -3,8 +3,12 @@
 A row of the worker's batch has `num_positions` slots, and the mask for position p of its request stands in slot
 p % num_positions: the writer gets to the next round only when it has the tokens that were drawn with this one, so
 nothing has to be given back. There is no bell and no count that a restart of either side could leave wrong. A slot says
-itself whose mask it is and proves that it is whole: behind the mask stand epoch, run, position, and a weighted sum of
-the mask's words and these, so a reader that sees part of a mask, in whatever order the stores arrive, sees no mask.
+itself whose mask it is and proves that it is whole: behind the mask stand epoch, run, base, position, and a weighted
+sum of the mask's words and these, so a reader that sees part of a mask, in whatever order the stores arrive, sees no
+mask.
+
+The base is how many tokens of the request are known. A mask for a position behind the base takes drafts for granted,
+those that the worker has told of that base, and holds for no other: when the base moves on, it is none.
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ import numpy.typing as npt
 
 from .segment import fix_size, map_memory
 
-_HEADER_WORDS = 4
-"""64-bit words behind a mask: epoch, run, position, sum."""
+_HEADER_WORDS = 5
+"""64-bit words behind a mask: epoch, run, base, position, sum."""
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -72,19 +76,21 @@ class MaskRegion:
         self._weights = _weights(layout.slot_words - 1)
         self._staging: Int64s = np.zeros(layout.slot_words, np.int64)
 
-    def write(self, row: int, epoch: int, run: int, position: int, mask: Int32s) -> None:
-        """`mask`: int32 [num_words], for the token at `position` (absolute) of run `run` in `row`."""
+    def write(self, row: int, epoch: int, run: int, base: int, position: int, mask: Int32s) -> None:
+        """`mask`: int32 [num_words], for the token at `position` (absolute, `base` or behind it) of run `run` in `row`,
+        of which `base` tokens are known."""
         staging = self._staging
         staging.view(np.int32)[: self.layout.num_words] = mask
-        staging[self._mask_words : -1] = (epoch, run, position)
+        staging[self._mask_words : -1] = (epoch, run, base, position)
         staging[-1] = staging[:-1] @ self._weights
         self._slots[row * self.layout.num_positions + position % self.layout.num_positions] = staging
 
-    def read(self, epoch: int, rows: Int32s, runs: Int64s, positions: Int32s, out: Int32s) -> Bools:
+    def read(self, epoch: int, rows: Int32s, runs: Int64s, bases: Int32s, positions: Int32s, out: Int32s) -> Bools:
         """Copy the masks for n `positions` to out, int32 [n, num_words]; returns which of them are there."""
         copies = self._slots[rows * self.layout.num_positions + positions % self.layout.num_positions]
         headers = copies[:, self._mask_words : -1]
-        is_there: Bools = (headers[:, 0] == epoch) & (headers[:, 1] == runs) & (headers[:, 2] == positions)
+        is_there: Bools = (headers[:, 0] == epoch) & (headers[:, 1] == runs)
+        is_there &= (headers[:, 2] == bases) & (headers[:, 3] == positions)
         is_there &= copies[:, :-1] @ self._weights == copies[:, -1]
         out[:] = copies.view(np.int32)[:, : self.layout.num_words]
         return is_there

@@ -118,6 +118,8 @@ def result_bytes(topology: Topology) -> int:
     rows = topology.scheduler.max_num_seqs
     tokens = rows + topology.scheduler.max_num_batched_tokens
     sampled = rows * (8 + 4 + 4 + 4) + 9 * _HEADER  # runs, positions, num_sampled, num_drafted
+    max_drafts = 0 if topology.speculative is None else topology.speculative.max_tokens
+    sampled += rows * (8 + 4 + 4 * max_drafts) + 3 * _HEADER  # next_draft_runs, num_next_drafts, next_draft_ids
     of_prompts = rows * (8 + 4 + 4) + 8 * _HEADER  # runs, starts, counts
     # token_ids, logprob_rows, logprobs, top_ids, top_logprobs; of a token of a prompt one number less
     of_tokens = tokens * (4 + 4 + 4 + (4 + 4) * MAX_LOGPROBS)
@@ -187,8 +189,11 @@ def stage_boards_of(boards: tuple[BoardLayout, ...], section: ProcessSection, ra
 
 
 def mask_layout(topology: Topology, shape: ModelShape) -> MaskLayout:
-    """Slots for the masks of every row: a row has a mask for each step in flight, and one that is being made."""
-    return MaskLayout(topology.scheduler.max_num_seqs, topology.scheduler.pipeline_depth + 1, shape.vocab_size)
+    """Slots for the masks of every row: a row has a mask for each step in flight, one that is being made, and one
+    behind each of its drafts."""
+    scheduler, drafts = topology.scheduler, topology.speculative
+    num_positions = scheduler.pipeline_depth + 1 + (0 if drafts is None else drafts.max_tokens)
+    return MaskLayout(scheduler.max_num_seqs, num_positions, shape.vocab_size)
 
 
 def _round_up(num_bytes: int) -> int:

@@ -152,6 +152,9 @@ class Advance(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=54):
     """Of runs that are new, by run."""
     ended: list[int] = []
     """Runs that are over."""
+    drafts: dict[int, list[int]] = {}
+    """By run: what the worker guesses to come behind `token_ids`. As far as the grammar allows it masks are wanted for
+    the positions behind these guesses, too, as if they were the answer's."""
 
 
 class GrammarReady(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=50):

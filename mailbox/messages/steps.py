@@ -19,6 +19,9 @@ import msgspec
 
 from .sampling import SamplingParams
 
+NO_DRAFTING = -1
+"""In `StepPlan.max_drafts`: the row computes what the plan says, wherever it stands."""
+
 
 class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A row in full, sent once when the request takes the row; later plans carry what changed."""
@@ -38,8 +41,9 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Output tokens of a session's earlier turns, which count as prompt: the token at position p is drawn with the index
     p - num_prompt_tokens + first_output_index."""
     is_constrained: bool = False
-    """Each of its tokens is drawn under the mask for (epoch, run, position) of the `MaskRegion`; where that is not there
-    when the step samples the row yields no token."""
+    """Each of its tokens is drawn under the mask for (epoch, run, base, position) of the `MaskRegion`, where base is the
+    number of tokens known when the step begins; where that is not there when the step samples the row yields no token,
+    behind drafts none from there on."""
     sharing_key: str = ""
     """If the worker guesses drafts: rows of the same key may be guessed from each other's output."""
 
@@ -86,8 +90,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=30):
     """int32 [sum(num_drafts)]"""
     max_drafts: bytes = b""
     """int32 [n]; empty: no row drafts. -1: the row computes what `starts` and `num_tokens` say. Else it samples, and
-    computes its last token, at starts[i] or behind it, and up to so many drafts of the worker's own. A row whose last
-    token stands at draft_ends[i] or behind it has come to its end: it computes nothing, and the result has no row of it."""
+    computes its last token, at starts[i] or behind it, and up to so many drafts of the worker's own. (A constrained one
+    may stand before it: a step that found no mask has not moved it.) A row whose last token stands at draft_ends[i] or behind it has come to its end: it computes nothing, and the result has no row of it."""
     draft_ends: bytes = b""
     """int32 [n]: where `max_drafts` is not -1, the first position that may not be computed; it has blocks up to there."""
 
@@ -160,3 +164,10 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=31)
     each. `positions` are those of the first. 0: a constrained row whose mask was not there, to be planned again."""
     num_drafted: bytes = b""
     """int32 [k]: drafts of each row that were verified; empty: as many as the plan gave."""
+    next_draft_runs: bytes = b""
+    """int64 [m]: constrained rows for which the worker has guessed already what comes behind the tokens of this result,
+    so that the masks for these guesses can be made; their next step verifies them, or the first of them."""
+    num_next_drafts: bytes = b""
+    """int32 [m]"""
+    next_draft_ids: bytes = b""
+    """int32 [sum(num_next_drafts)]"""

@@ -30,7 +30,7 @@ from callboard.mailbox.messages.grammar import (
 )
 from callboard.shm_queue import MaskLayout, MaskRegion, create_mask_region
 from callboard.shm_queue.progress import LINE_WORDS, ProgressLine
-from callboard.structured_output.llguidance_backend import LLGuidanceBackend
+from callboard.structured_output.llguidance_backend import LLGuidanceBackend, LLGuidanceMatcher
 from callboard.structured_output.vocabulary import Vocabulary
 
 EOS = 256
@@ -97,16 +97,19 @@ class Rig:
         for message in messages:
             assert await self.to_scheduler.receive() == message
 
-    def advance(self, run: int, position: int, text: str, key: str = "", ended: tuple[int, ...] = ()) -> None:
+    def advance(
+        self, run: int, position: int, text: str, key: str = "", ended: tuple[int, ...] = (), drafts: str = ""
+    ) -> None:
         """Of row 2."""
-        self.say(Advance(1, [2], [run], [position], [list(text.encode())], {run: key} if key else {}, list(ended)))
+        keys, guesses = {run: key} if key else {}, {run: list(drafts.encode())} if drafts else {}
+        self.say(Advance(1, [2], [run], [position], [list(text.encode())], keys, list(ended), guesses))
 
-    def allowed(self, run: int, position: int) -> set[int] | None:
-        """Tokens that the mask allows; None: there is none."""
+    def allowed(self, run: int, position: int, num_drafts: int = 0) -> set[int] | None:
+        """Tokens that the mask allows behind so many drafts, the last of which is before `position`; None: there is
+        none."""
         out = np.zeros((1, 9), np.int32)
-        found = self.region.read(
-            1, np.array([2], np.int32), np.array([run], np.int64), np.array([position], np.int32), out
-        )
+        base, at = (np.array([place], np.int32) for place in (position - num_drafts, position))
+        found = self.region.read(1, np.array([2], np.int32), np.array([run], np.int64), base, at, out)
         bits = np.unpackbits(out[0].view(np.uint8), bitorder="little")
         return set(np.flatnonzero(bits).tolist()) if found[0] else None
 
@@ -130,6 +133,48 @@ def _with_rig(scenario: Callable[[Rig], Awaitable[None]]) -> None:
 
 def compile_message(constraint: Constraint = YES_OR_NO, tokenizer: str = "tokenizer", request_id: str = "r") -> Compile:
     return Compile(constraint.key(), constraint, tokenizer, request_id)
+
+
+@pytest.mark.slow
+def test_drafts_get_masks_as_far_as_the_grammar_goes_and_move_nothing() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.say(compile_message())
+        await rig.expect(GrammarReady(YES_OR_NO.key()))
+        rig.advance(7, 10, "", YES_OR_NO.key(), drafts="ye")
+        assert [rig.allowed(7, 10 + n, n) for n in range(3)] == [_next(""), _next("y"), _next("ye")]
+        assert rig.allowed(7, 11) is None, "what stands there holds behind that draft alone"
+        rig.advance(7, 10, "y", drafts="xs")  # the first is none of the grammar's
+        assert rig.allowed(7, 11) == _next("y") and rig.allowed(7, 12, 1) is None
+        rig.advance(7, 11, "e", drafts="lx")
+        assert [rig.allowed(7, 12 + n, n) for n in range(3)] == [_next("ye"), _next("yel"), None]
+        rig.advance(7, 12, "s", drafts=chr(0))  # other tokens than were guessed
+        assert rig.allowed(7, 13) == {EOS}
+
+    _with_rig(scenario)
+
+
+@pytest.mark.slow
+def test_drafts_that_are_too_much_work_are_no_fault_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept = LLGuidanceMatcher.accept
+
+    def limited(self: LLGuidanceMatcher, token_ids: list[int]) -> int:
+        if list(token_ids) == [ord("l")]:
+            raise GrammarRefused("too much work")
+        return accept(self, token_ids)
+
+    monkeypatch.setattr(LLGuidanceMatcher, "accept", limited)
+
+    async def scenario(rig: Rig) -> None:
+        rig.say(compile_message())
+        await rig.expect(GrammarReady(YES_OR_NO.key()))
+        rig.advance(7, 10, "ye", YES_OR_NO.key(), drafts="ll")
+        assert rig.allowed(7, 12) == _next("ye") and rig.allowed(7, 13, 1) is None
+        rig.advance(7, 12, "s", drafts=chr(0))
+        assert rig.allowed(7, 13) == {EOS}
+        rig.advance(8, 10, "", YES_OR_NO.key(), drafts="n")
+        assert rig.allowed(8, 11, 1) == _next("n"), "another answer has its drafts"
+
+    _with_rig(scenario)
 
 
 @pytest.mark.slow

@@ -30,11 +30,11 @@ class MaskBoard:
         os.close(fd)
 
     def write(self, row, run, position, allowed):
-        self.region.write(row, EPOCH, run, position, words_of(allowed, self.vocab_size))
+        self.region.write(row, EPOCH, run, position, position, words_of(allowed, self.vocab_size))
 
-    def read(self, epoch, rows, runs, positions, out):
+    def read(self, epoch, rows, runs, bases, positions, out):
         self.num_reads += 1
-        return self.region.read(epoch, rows, runs, positions, out)
+        return self.region.read(epoch, rows, runs, bases, positions, out)
 
 
 class MaskedAnswers(Answers):

@@ -254,7 +254,7 @@ def test_a_mask_of_another_run_epoch_or_position_is_none_nor_is_one_that_allows_
     got.board.write(0, runs[0] + 50, 5, {1})
     got.board.write(1, runs[1], 6, {1})
     got.board.write(2, runs[2], 5, set())
-    got.board.region.write(3, 4, runs[3], 5, words_of({1}, VOCAB))
+    got.board.region.write(3, 4, runs[3], 5, 5, words_of({1}, VOCAB))
     result = got.runner.run(got.maker.plan([(row, 0, 5, True) for row in range(4)]))
     assert np.frombuffer(result.num_sampled, np.int32).tolist() == [0] * 4
 

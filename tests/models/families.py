@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +15,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from callboard.checkpoints import ModelShape, read_shape, resolve_checkpoint
 from callboard.execution.device.runner import DeviceRunner
-from callboard.execution.pending_step import PendingStep
+from callboard.execution.pending_step import HeldStep, PendingStep
 from callboard.execution.runner import ModelRunner
+from callboard.execution.token_masks import MaskSource
 from callboard.execution.torch_forward import TorchForward
 from callboard.mailbox.messages.admission import Admit
 from callboard.mailbox.messages.sampling import SamplingParams
@@ -166,6 +167,7 @@ class Engine:
         proposer: Proposer | None = None,
         *,
         acceptance: Rule = "coupled",
+        masks: MaskSource | None = None,
         **limits: object,
     ) -> None:
         settings = {
@@ -188,6 +190,7 @@ class Engine:
             ),
             max_num_seqs=self.scheduler.limits.max_num_seqs,
             max_model_len=MAX_LEN,
+            masks=masks,
             proposer=proposer,
             acceptance=acceptance,
         )
@@ -197,13 +200,29 @@ class Engine:
         self._plan([WorkerAttached(1)])
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], num_tokens: int, sampling: Sequence[SamplingParams] = ()
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_tokens: int,
+        sampling: Sequence[SamplingParams] = (),
+        grammar_keys: Mapping[int, str] | None = None,
     ) -> list[list[int]]:
-        """Tokens of all prompts, which come at once; greedy ones where `sampling` has nothing for a prompt."""
+        """Tokens of all prompts, which come at once; greedy ones where `sampling` has nothing for a prompt.
+        grammar_keys: of those that are under a grammar, by index."""
+        keys = grammar_keys or {}
         greedy = SamplingParams(seed=0, temperature=0.0)
         wanted = [*sampling, *[greedy] * (len(prompts) - len(sampling))]
         events: list[Event] = [
-            Admit(str(index), 0, 1, "t", list(prompt), replace(each, max_tokens=num_tokens, ignore_eos=True), (), 0)
+            Admit(
+                str(index),
+                0,
+                1,
+                "t",
+                list(prompt),
+                replace(each, max_tokens=num_tokens, ignore_eos=True),
+                (),
+                0,
+                grammar_key=keys.get(index, ""),
+            )
             for index, (prompt, each) in enumerate(zip(prompts, wanted, strict=True))
         ]
         tokens: list[list[int]] = [[] for _ in prompts]
@@ -214,9 +233,12 @@ class Engine:
                     tokens[int(request_id)] += new
             if not has_step:
                 return tokens
-            while self._plans:  # all that there is, as a worker does
+            while self._plans and not self._is_held():  # all that there is, as a worker does
                 self._launched.append(self.runner.launch(self._plans.popleft()))
             events = [self._launched.popleft().result()]
+
+    def _is_held(self) -> bool:
+        return bool(self._launched) and isinstance(step := self._launched[-1], HeldStep) and step.is_held
 
     def _plan(self, events: Sequence[Event]) -> bool:
         """Hand `events` in and fill the pipeline; returns whether there is a step to run."""

@@ -232,7 +232,7 @@ BUGS = (
     PlantedBug(
         "a_row_under_a_grammar_guesses",
         "scheduling.drafting",
-        "is_decode & arrays.may_draft[rows]",
+        "is_decode & ~arrays.is_constrained[rows]",
         "is_decode",
     ),
     PlantedBug(

@@ -25,7 +25,8 @@ def lengths(num_rows: int = 4) -> DraftLengths:
 
 def teach(known: DraftLengths, row: int, num_drafted: int, num_accepted: int, times: int = 1) -> None:
     for _ in range(times):
-        known.learn(np.array([row]), *(np.array([n], np.int32) for n in (num_drafted, num_drafted, num_accepted)))
+        counts = (np.array([n], np.int32) for n in (num_drafted, num_drafted, num_accepted))
+        known.learn(np.array([row]), *counts, np.zeros(1, np.bool_))
 
 
 @given(

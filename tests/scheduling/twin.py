@@ -159,15 +159,21 @@ class Twin:
             grown = pool.take(max(0, num_blocks - len(request.blocks)))
             request.blocks = request.blocks + grown
             plan.grown += [(request.key, block) for block in grown]
-            self._run(plan, request, num_tokens, num_drafts)
+            self._run(plan, request, num_tokens, num_drafts, is_new=False)
 
-    def _run(self, plan: TwinPlan, request: TwinRequest, num_tokens: int, num_drafts: int = 0) -> None:
+    def _run(
+        self, plan: TwinPlan, request: TwinRequest, num_tokens: int, num_drafts: int = 0, *, is_new: bool = True
+    ) -> None:
         samples = num_tokens - num_drafts == request.num_missing
         drafts = tuple(request.drafts[:num_drafts])
         if not self.limits.max_drafts:
             plan.rows.append(TwinRow(request.key, request.num_computed, num_tokens, samples, drafts))
             request.num_drafts_in_flight = num_drafts
-        elif num_drafts or sum(request.allowances):
+        elif (
+            num_drafts
+            or sum(request.allowances)
+            or (not is_new and samples and num_tokens == 1 and self._is_unsure(request))
+        ):
             end = min(len(request.blocks) * self.limits.block_size, request.last_place)
             plan.rows.append(TwinRow(request.key, request.num_computed, 1, samples, (), num_drafts, end))
             plan.num_guesses += num_drafts
@@ -178,6 +184,10 @@ class Twin:
         request.num_computed += num_tokens - num_drafts
         request.num_pending += samples
         request.drafts = []
+
+    def _is_unsure(self, request: TwinRequest) -> bool:
+        """A step before this one may find no mask, and leave the row where it was; this one then does its work."""
+        return self.limits.has_constrained_drafts and bool(request.admit.grammar_key)
 
     # Rows that are new
 

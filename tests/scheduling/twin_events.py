@@ -220,8 +220,12 @@ def _take_result(state: TwinState, result: StepResult) -> None:
 
 def _plan_again(state: TwinState, request: TwinRequest, position: int) -> None:
     """Its mask was late: the last known token is computed once more. Plans that were made in the hope that a token
-    would come have none either, and say nothing new."""
-    if position == len(request.tokens):
+    would come have none either, and say nothing new; but where rows guess, each of them goes on where it stands."""
+    if state.limits.has_constrained_drafts:
+        request.num_computed, request.num_pending = request.num_computed - 1, request.num_pending - 1
+        request.allowances.pop(0)
+        state.num_late += 1
+    elif position == len(request.tokens):
         request.num_computed, request.num_pending, request.num_drafts_in_flight = position - 1, 0, 0
         request.allowances = []
         state.num_late += 1

@@ -126,7 +126,9 @@ class TwinRequest:
     @property
     def num_guesses(self) -> int:
         """Drafts that the worker may guess next: behind the last known token, with room for one token more."""
-        if not self.limits.max_drafts or self.num_missing != 1 or self.admit.grammar_key:
+        if not self.limits.max_drafts or self.num_missing != 1:
+            return 0
+        if self.admit.grammar_key and not self.limits.has_constrained_drafts:
             return 0
         return min(self.limits.max_drafts, self.max_total - len(self.tokens) - self.num_pending - 1)
 

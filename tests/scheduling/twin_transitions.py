@@ -49,7 +49,8 @@ def choose_limits(choices: Choices) -> SchedulerLimits:
         admission=one_of(choices, rules),
         fair_aging_tokens_per_s=one_of(choices, [1000, 10**9, 0]),
         fair_aging_max_tokens=one_of(choices, [20_000, 10]),
-        max_drafts=one_of(choices, [0, 0, 1, 3]),
+        max_drafts=(max_drafts := one_of(choices, [0, 0, 1, 3])),
+        has_constrained_drafts=max_drafts == 3,
     )
 
 

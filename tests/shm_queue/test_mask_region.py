@@ -30,10 +30,15 @@ def sides() -> Iterator[tuple[MaskRegion, MaskRegion]]:
     reader.close()
 
 
-def _read(region: MaskRegion, epoch: int, *wanted: tuple[int, int, int]) -> tuple[list[bool], np.ndarray]:
+def _read(
+    region: MaskRegion, epoch: int, *wanted: tuple[int, int, int], base: int | None = None
+) -> tuple[list[bool], np.ndarray]:
+    """base: of all; None: the position of each."""
     out = np.zeros((len(wanted), LAYOUT.num_words), np.int32)
     rows, runs, positions = zip(*wanted, strict=True)
-    found = region.read(epoch, np.array(rows, np.int32), np.array(runs, np.int64), np.array(positions, np.int32), out)
+    places = np.array(positions, np.int32)
+    bases = places if base is None else np.full_like(places, base)
+    found = region.read(epoch, np.array(rows, np.int32), np.array(runs, np.int64), bases, places, out)
     return found.tolist(), out
 
 
@@ -60,7 +65,7 @@ def test_nothing_is_there_at_first(sides: tuple[MaskRegion, MaskRegion]) -> None
 
 def test_a_mask_is_found_by_epoch_run_and_position_alone(sides: tuple[MaskRegion, MaskRegion]) -> None:
     writer, reader = sides
-    writer.write(2, epoch=5, run=77, position=10, mask=_mask(1))
+    writer.write(2, epoch=5, run=77, base=10, position=10, mask=_mask(1))
     wanted = [(2, 77, 10), (2, 78, 10), (2, 77, 13), (1, 77, 10)]
     found, out = _read(reader, 5, *wanted)
     assert found == [True, False, False, False]
@@ -68,10 +73,24 @@ def test_a_mask_is_found_by_epoch_run_and_position_alone(sides: tuple[MaskRegion
     assert _read(reader, 6, (2, 77, 10))[0] == [False]
 
 
+def test_a_mask_behind_drafts_holds_for_their_base_alone(sides: tuple[MaskRegion, MaskRegion]) -> None:
+    """When the row has come to that position by other tokens it is none."""
+    writer, reader = sides
+    writer.write(2, 5, 77, base=10, position=10, mask=_mask(1))
+    writer.write(2, 5, 77, base=10, position=11, mask=_mask(2))
+    found, out = _read(reader, 5, (2, 77, 10), (2, 77, 11), base=10)
+    assert found == [True, True] and np.array_equal(out, np.stack([_mask(1), _mask(2)]))
+    assert _read(reader, 5, (2, 77, 11))[0] == [False]
+    writer.write(2, 5, 77, base=11, position=11, mask=_mask(3))
+    found, out = _read(reader, 5, (2, 77, 11))
+    assert found == [True] and np.array_equal(out[0], _mask(3))
+    assert _read(reader, 5, (2, 77, 11), base=10)[0] == [False]
+
+
 def test_masks_of_as_many_positions_as_there_are_slots_stand_side_by_side(sides: tuple[MaskRegion, MaskRegion]) -> None:
     writer, reader = sides
     for position in range(20, 24):
-        writer.write(0, 1, 9, position, _mask(position))
+        writer.write(0, 1, 9, position, position, _mask(position))
     found, out = _read(reader, 1, *((0, 9, position) for position in range(20, 24)))
     assert found == [False, True, True, True]
     assert np.array_equal(out[1:], np.stack([_mask(position) for position in (21, 22, 23)]))
@@ -83,9 +102,9 @@ def test_a_torn_mask_is_no_mask(before: int, after: int, cut: set[int]) -> None:
     fd = create_mask_region(LAYOUT)
     region = MaskRegion(LAYOUT, fd)
     slots = np.memmap(f"/proc/self/fd/{fd}", np.int64, shape=(LAYOUT.num_rows * 3, LAYOUT.slot_words))
-    region.write(1, 1, 4, 6, _mask(before))
+    region.write(1, 1, 4, 6, 6, _mask(before))
     old = slots[3].copy()
-    region.write(1, 1, 4, 9, _mask(after))
+    region.write(1, 1, 4, 9, 9, _mask(after))
     new = slots[3].copy()
     torn = new.copy()
     torn[sorted(cut)] = old[sorted(cut)]

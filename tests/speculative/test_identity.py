@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,9 +13,12 @@ from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.speculative.make_proposer import make_proposer
 from callboard.speculative.proposer import Proposer
 from callboard.tests.models.families import MAX_LEN, VOCAB_SIZE, Engine, Loaded, load, make_oracle, make_prompt
+from callboard.tests.speculative.grammar_rows import EOS, KEY, TOKENS, ConstrainedEngine, Grammars, grammars
 from callboard.tests.speculative.scripted import ScriptedProposer
 
 NUM_TOKENS = 24
+NUM_FORMED = 44
+"""A whole object and what comes behind its end."""
 GREEDY = SamplingParams(seed=0, temperature=0.0)
 KINDS = [
     GREEDY,
@@ -23,6 +29,9 @@ KINDS = [
     SamplingParams(seed=9, temperature=0.8, min_tokens=9, stop_token_ids=tuple(range(3, 60)), logprobs=2),
     SamplingParams(seed=10, temperature=1.0, bad_token_ids=((12,), (13, 14)), allowed_token_ids=tuple(range(3, 80))),
 ]
+
+FORMED = [0, 1, 3]
+"""Kinds that are drawn under a grammar, too."""
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +61,20 @@ def _proposer(name: str, prompts: list[list[int]], texts: list[list[int]]) -> Pr
     return make_proposer(name, {}, 16, MAX_LEN)
 
 
+@pytest.fixture(scope="module")
+def made() -> Iterator[Grammars]:
+    with grammars() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def formed_texts(loaded: Loaded, prompts: list[list[int]], made: Grammars) -> list[list[list[int]]]:
+    """As `texts`, of the first kinds, under the grammar."""
+    engine = ConstrainedEngine(made, loaded.model, max_num_seqs=16, max_num_batched_tokens=400, num_blocks=400)
+    keys = dict.fromkeys(range(len(prompts)), KEY)
+    return [engine.generate(prompts, NUM_FORMED, [KINDS[kind]] * len(prompts), keys) for kind in FORMED]
+
+
 PROPOSERS = ["right", "often right", "seldom right", "wrong", "ngram", "suffix"]
 
 
@@ -78,6 +101,93 @@ def test_tokens_are_those_without_drafts(
         prefix_caching=data.draw(st.booleans()),
     )
     assert engine.generate(rows, NUM_TOKENS, [KINDS[kind] for kind in kinds]) == wanted
+
+
+def _as_text(tokens: list[int]) -> str:
+    return b"".join(TOKENS[token] for token in tokens if token != EOS).decode()
+
+
+def test_texts_under_the_grammar_are_what_it_asks_for(formed_texts: list[list[list[int]]]) -> None:
+    """So that the test below compares something: most are whole objects, and they differ."""
+    whole = [_as_text(text) for kind in formed_texts for text in kind if text[-1] == EOS]
+    assert len(set(whole)) > 15
+    for text in whole:
+        assert set(json.loads(text)) == {"name", "tags", "n"}
+
+
+@pytest.mark.parametrize("num_examples", [5, pytest.param(200, marks=pytest.mark.nightly)])
+def test_tokens_under_a_grammar_are_those_without_drafts(
+    loaded: Loaded,
+    prompts: list[list[int]],
+    texts: list[list[list[int]]],
+    formed_texts: list[list[list[int]]],
+    made: Grammars,
+    num_examples: int,
+) -> None:
+    """Free rows among them; news that reach the grammar late."""
+
+    @settings(max_examples=num_examples, deadline=None)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        _check_formed(loaded, prompts, texts, formed_texts, made, data)
+
+    check()
+
+
+def _check_formed(
+    loaded: Loaded,
+    prompts: list[list[int]],
+    texts: list[list[list[int]]],
+    formed_texts: list[list[list[int]]],
+    made: Grammars,
+    data: st.DataObject,
+) -> None:
+    num_rows = data.draw(st.integers(1, 16))
+    kinds = [data.draw(st.integers(0, len(FORMED) - 1)) for _ in range(num_rows)]
+    is_formed = [data.draw(st.integers(0, 3)) > 0 for _ in range(num_rows)]
+    chosen = data.draw(st.permutations(range(len(prompts))))[:num_rows]
+    num_tokens = NUM_FORMED if all(is_formed) and num_rows < 4 else NUM_TOKENS // 2
+    of_rows = zip(kinds, chosen, is_formed, strict=True)
+    wanted = [
+        (formed_texts[kind] if formed else texts[FORMED[kind]])[index][:num_tokens] for kind, index, formed in of_rows
+    ]
+    rows = [prompts[index] for index in chosen]
+    engine = ConstrainedEngine(
+        made,
+        loaded.model,
+        _proposer(data.draw(st.sampled_from(PROPOSERS)), rows, wanted),
+        delay=data.draw(st.sampled_from([0, 0, 1])),
+        max_num_seqs=16,
+        max_drafts=data.draw(st.integers(1, 8)),
+        has_adaptive_drafts=data.draw(st.booleans()),
+        pipeline_depth=data.draw(st.integers(1, 3)),
+        max_num_batched_tokens=data.draw(st.sampled_from([17, 40, 200])),
+        num_blocks=data.draw(st.sampled_from([40, 400])),
+        prefix_caching=data.draw(st.booleans()),
+    )
+    keys = {index: KEY for index, formed in enumerate(is_formed) if formed}
+    assert engine.generate(rows, num_tokens, [KINDS[FORMED[kind]] for kind in kinds], keys) == wanted
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("num_drafts", [1, 3, 8])
+def test_right_drafts_under_a_grammar_are_accepted(
+    loaded: Loaded,
+    prompts: list[list[int]],
+    formed_texts: list[list[list[int]]],
+    made: Grammars,
+    num_drafts: int,
+    depth: int,
+) -> None:
+    """As below, but for the step behind the prompt, before which nobody could tell what would be guessed."""
+    proposer = ScriptedProposer({tuple(prompts[3]): formed_texts[0][3]}, 1.0, VOCAB_SIZE)
+    engine = ConstrainedEngine(made, loaded.model, proposer, max_drafts=num_drafts, pipeline_depth=depth)
+    assert engine.generate([prompts[3]], NUM_FORMED, [GREEDY], {0: KEY}) == [formed_texts[0][3]]
+    numbers = engine.scheduler.statistics()
+    behind_second = NUM_FORMED - 2
+    num_steps = -(-behind_second // (1 + num_drafts))
+    assert numbers.num_accepted_tokens == numbers.num_draft_tokens == behind_second - num_steps
+    assert numbers.num_late_masks == 0
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
