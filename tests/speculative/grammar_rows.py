@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -79,27 +78,19 @@ class Grammars:
         assert await told.receive() == GrammarReady(KEY)
 
 
-@contextmanager
-def grammars() -> Iterator[Grammars]:
-    made = Grammars()
-    yield made
-    made.masks.close()
-
-
 class ConstrainedEngine(Engine):
     """News reach the grammar actor only when `delay` more calls of the scheduler have come, so that masks are late."""
 
-    def __init__(self, made: Grammars, *args: Any, delay: int = 0, **settings: Any) -> None:
+    def __init__(self, *args: Any, delay: int = 0, **settings: Any) -> None:
         self._news: deque[Advance | None] = deque([None] * delay)
-        self._made = made
-        made.actor.gone("scheduler")  # runs of another engine
+        self._grammars = Grammars()
         settings.setdefault("has_constrained_drafts", True)
-        super().__init__(*args, masks=made.masks, **settings)
+        super().__init__(*args, masks=self._grammars.masks, **settings)
         self._plan([GrammarReady(KEY)])
 
     def _plan(self, events: Sequence[Event]) -> bool:
         has_step = super()._plan(events)
         self._news.append(self.scheduler.advance_grammars())
         if (news := self._news.popleft()) is not None:
-            self._made.actor.handle(news)
+            self._grammars.actor.handle(news)
         return has_step

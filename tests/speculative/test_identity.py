@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +12,7 @@ from callboard.mailbox.messages.sampling import SamplingParams
 from callboard.speculative.make_proposer import make_proposer
 from callboard.speculative.proposer import Proposer
 from callboard.tests.models.families import MAX_LEN, VOCAB_SIZE, Engine, Loaded, load, make_oracle, make_prompt
-from callboard.tests.speculative.grammar_rows import EOS, KEY, TOKENS, ConstrainedEngine, Grammars, grammars
+from callboard.tests.speculative.grammar_rows import EOS, KEY, TOKENS, ConstrainedEngine
 from callboard.tests.speculative.scripted import ScriptedProposer
 
 NUM_TOKENS = 24
@@ -62,15 +61,9 @@ def _proposer(name: str, prompts: list[list[int]], texts: list[list[int]]) -> Pr
 
 
 @pytest.fixture(scope="module")
-def made() -> Iterator[Grammars]:
-    with grammars() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def formed_texts(loaded: Loaded, prompts: list[list[int]], made: Grammars) -> list[list[list[int]]]:
+def formed_texts(loaded: Loaded, prompts: list[list[int]]) -> list[list[list[int]]]:
     """As `texts`, of the first kinds, under the grammar."""
-    engine = ConstrainedEngine(made, loaded.model, max_num_seqs=16, max_num_batched_tokens=400, num_blocks=400)
+    engine = ConstrainedEngine(loaded.model, max_num_seqs=16, max_num_batched_tokens=400, num_blocks=400)
     keys = dict.fromkeys(range(len(prompts)), KEY)
     return [engine.generate(prompts, NUM_FORMED, [KINDS[kind]] * len(prompts), keys) for kind in FORMED]
 
@@ -121,7 +114,6 @@ def test_tokens_under_a_grammar_are_those_without_drafts(
     prompts: list[list[int]],
     texts: list[list[list[int]]],
     formed_texts: list[list[list[int]]],
-    made: Grammars,
     num_examples: int,
 ) -> None:
     """Free rows among them; news that reach the grammar late."""
@@ -129,7 +121,7 @@ def test_tokens_under_a_grammar_are_those_without_drafts(
     @settings(max_examples=num_examples, deadline=None)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
-        _check_formed(loaded, prompts, texts, formed_texts, made, data)
+        _check_formed(loaded, prompts, texts, formed_texts, data)
 
     check()
 
@@ -139,7 +131,6 @@ def _check_formed(
     prompts: list[list[int]],
     texts: list[list[list[int]]],
     formed_texts: list[list[list[int]]],
-    made: Grammars,
     data: st.DataObject,
 ) -> None:
     num_rows = data.draw(st.integers(1, 16))
@@ -153,7 +144,6 @@ def _check_formed(
     ]
     rows = [prompts[index] for index in chosen]
     engine = ConstrainedEngine(
-        made,
         loaded.model,
         _proposer(data.draw(st.sampled_from(PROPOSERS)), rows, wanted),
         delay=data.draw(st.sampled_from([0, 0, 1])),
@@ -175,13 +165,12 @@ def test_right_drafts_under_a_grammar_are_accepted(
     loaded: Loaded,
     prompts: list[list[int]],
     formed_texts: list[list[list[int]]],
-    made: Grammars,
     num_drafts: int,
     depth: int,
 ) -> None:
     """As below, but for the step behind the prompt, before which nobody could tell what would be guessed."""
     proposer = ScriptedProposer({tuple(prompts[3]): formed_texts[0][3]}, 1.0, VOCAB_SIZE)
-    engine = ConstrainedEngine(made, loaded.model, proposer, max_drafts=num_drafts, pipeline_depth=depth)
+    engine = ConstrainedEngine(loaded.model, proposer, max_drafts=num_drafts, pipeline_depth=depth)
     assert engine.generate([prompts[3]], NUM_FORMED, [GREEDY], {0: KEY}) == [formed_texts[0][3]]
     numbers = engine.scheduler.statistics()
     behind_second = NUM_FORMED - 2
