@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..mailbox.messages.steps import StepPlan
-from ..speculative.proposer import Int32s, ProposedDrafts, Proposer
+from ..speculative.proposer import Float32s, Int32s, ProposedDrafts, Proposer
 from .input_batch import InputBatch
 
 
@@ -21,6 +22,7 @@ class _Ahead(NamedTuple):
 
     base: int
     token_ids: Int32s
+    probs: Float32s | None
 
 
 class Drafter:
@@ -32,6 +34,8 @@ class Drafter:
         """Row under a grammar -> what was guessed for it."""
         self._room: dict[int, int] = {}
         """Rows under a grammar that this step might draft for, and how much."""
+        self._last: ProposedDrafts | None = None
+        """The drafts of this step."""
 
     @property
     def has_proposer(self) -> bool:
@@ -43,6 +47,7 @@ class Drafter:
         if self._proposer is None:
             return
         self._room.clear()
+        self._last = None
         if plan.removed_rows:
             removed = np.frombuffer(plan.removed_rows, np.int32)
             self._proposer.forget(removed)
@@ -56,18 +61,20 @@ class Drafter:
         assert self._proposer is not None
         batch = self._batch
         if not batch.has_constrained_rows or not (is_ahead := batch.is_constrained[rows]).any():
-            return self._proposer.propose(rows, batch.token_ids, batch.num_known, max_drafts)
+            self._last = self._proposer.propose(rows, batch.token_ids, batch.num_known, max_drafts)
+            return self._last
         self._room.update(zip(rows[is_ahead].tolist(), max_drafts[is_ahead].tolist(), strict=True))
-        parts = [self._guessed_ahead(row)[:most] for row, most in self._room.items()]
+        ahead = [self._guessed_ahead(row, most) for row, most in self._room.items()]
         found = ProposedDrafts(np.zeros(0, np.int32), np.zeros(0, np.int32))
         if not is_ahead.all():
             found = self._proposer.propose(rows[~is_ahead], batch.token_ids, batch.num_known, max_drafts[~is_ahead])
-        counts = np.zeros(rows.size, np.int32)
-        counts[~is_ahead], counts[is_ahead] = found.counts, [part.size for part in parts]
-        token_ids = np.zeros(int(counts.sum()), np.int32)
-        is_of_ahead = np.repeat(is_ahead, counts)
-        token_ids[~is_of_ahead], token_ids[is_of_ahead] = found.token_ids, np.concatenate(parts)
-        return ProposedDrafts(counts, token_ids)
+        self._last = _merged(is_ahead, ahead, found)
+        return self._last
+
+    @property
+    def probs(self) -> Float32s | None:
+        """float32 [d, vocab]: what the d drafts of this step were drawn from; None: they were not."""
+        return None if self._last is None else self._last.probs
 
     def guess_ahead(self) -> dict[str, bytes]:
         """For rows under a grammar, behind what the step has drawn: the fields of `StepResult` about next drafts. What
@@ -78,8 +85,11 @@ class Drafter:
             return {}
         asked, most = np.array(rows, np.int32), np.array([self._room[row] for row in rows], np.int32)
         found = self._proposer.propose(asked, self._batch.token_ids, known, most)
-        for row, part in zip(rows, np.split(found.token_ids, np.cumsum(found.counts)[:-1]), strict=True):
-            self._ahead[row] = _Ahead(int(known[row]), part)
+        ends = np.cumsum(found.counts)
+        for row, count, end in zip(rows, found.counts.tolist(), ends.tolist(), strict=True):
+            part = slice(end - count, end)
+            probs = None if found.probs is None else found.probs[part]
+            self._ahead[row] = _Ahead(int(known[row]), found.token_ids[part], probs)
         return {
             "next_draft_runs": self._batch.run[asked].tobytes(),
             "num_next_drafts": found.counts.tobytes(),
@@ -92,8 +102,29 @@ class Drafter:
             self._proposer.forget(np.flatnonzero(self._batch.is_used).astype(np.int32))
             self._ahead.clear()
 
-    def _guessed_ahead(self, row: int) -> Int32s:
+    def _guessed_ahead(self, row: int, most: int) -> _Ahead:
         ahead = self._ahead.get(row)
         if ahead is None or ahead.base != self._batch.num_known[row]:
-            return np.zeros(0, np.int32)
-        return ahead.token_ids
+            return _Ahead(0, np.zeros(0, np.int32), None)
+        return ahead._replace(
+            token_ids=ahead.token_ids[:most], probs=None if ahead.probs is None else ahead.probs[:most]
+        )
+
+
+def _merged(is_ahead: NDArray[np.bool_], ahead: list[_Ahead], found: ProposedDrafts) -> ProposedDrafts:
+    """The drafts of n rows in their order: of those that `is_ahead`, bool [n], names and of the others."""
+    counts = np.zeros(is_ahead.size, np.int32)
+    counts[~is_ahead], counts[is_ahead] = found.counts, [part.token_ids.size for part in ahead]
+    is_of_ahead = np.repeat(is_ahead, counts)
+    token_ids = np.zeros(is_of_ahead.size, np.int32)
+    token_ids[~is_of_ahead], token_ids[is_of_ahead] = found.token_ids, np.concatenate([p.token_ids for p in ahead])
+    of_ahead = [part.probs for part in ahead if part.probs is not None and part.token_ids.size]
+    widths = {part.shape[1] for part in (found.probs, *of_ahead) if part is not None and part.size}
+    if not widths:
+        return ProposedDrafts(counts, token_ids)
+    probs = np.zeros((is_of_ahead.size, widths.pop()), np.float32)
+    if of_ahead:
+        probs[is_of_ahead] = np.concatenate(of_ahead)
+    if found.probs is not None and found.probs.size:
+        probs[~is_of_ahead] = found.probs
+    return ProposedDrafts(counts, token_ids, probs)

@@ -39,13 +39,32 @@ class HostSampler:
         self.logit_changes.clear()
 
     def sample(
-        self, hidden: Float32s, inputs: StepInputs, masks: TokenMasks | None = None, drafts: Int32s | None = None
+        self,
+        hidden: Float32s,
+        inputs: StepInputs,
+        masks: TokenMasks | None = None,
+        drafts: Int32s | None = None,
+        proposed: Float32s | None = None,
     ) -> Sampled:
         logits = self._compute_logits(hidden[inputs.last_tokens])
         with np.errstate(all="ignore"):  # what requests ask for may be infinite
             raw = self.logit_changes.change(logits, inputs, masks)
-            token_ids = self._choose(logits, inputs, drafts)
+            token_ids = self._choose(logits, inputs, drafts, proposed)
             return Sampled(token_ids, self._logprobs(logits, raw, token_ids, inputs))
+
+    def draw(self, hidden: Float32s, inputs: StepInputs, *, with_probs: bool) -> tuple[Int32s, Float32s | None]:
+        """See `DraftSampler`."""
+        logits = self._compute_logits(hidden[inputs.last_tokens])
+        with np.errstate(all="ignore"):
+            token_ids = self._choose(logits, inputs, None, None)
+            if not with_probs:
+                return token_ids, None
+            probs = np.zeros_like(logits)
+            for index, row in enumerate(inputs.sample_rows.tolist()):
+                processed, threshold = self._processed(logits[index], row)
+                probs[index] = np.where(processed >= threshold, np.exp(processed), np.float32(0.0))
+            probs /= probs.sum(axis=1, keepdims=True)
+        return token_ids, probs
 
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Float32s) -> PromptLogprobs:
         arrays = LogprobArrays(pieces.token_ids.size, pieces.num_top, self._vocab_size)
@@ -58,8 +77,9 @@ class HostSampler:
             _fill(arrays, start, logits, token_ids)
         return pieces.encode(arrays.logprobs, ranks, arrays.top_ids, arrays.top_logprobs)
 
-    def _choose(self, logits: Float32s, inputs: StepInputs, drafts: Int32s | None) -> Int32s:
+    def _choose(self, logits: Float32s, inputs: StepInputs, drafts: Int32s | None, proposed: Float32s | None) -> Int32s:
         """int32 [k]"""
+        of_drafts = np.zeros(0, np.int64) if drafts is None else np.cumsum(drafts != NO_DRAFT) - 1
         arrays, rows = self._batch.sampling, inputs.sample_rows
         token_ids: Int32s = logits.argmax(axis=1).astype(np.int32)
         for index in np.flatnonzero(arrays.temperature[rows]).tolist():
@@ -70,7 +90,8 @@ class HostSampler:
             if drafts is None or drafts[index] == NO_DRAFT:
                 token_ids[index] = choose(processed, threshold, *numbers)
             else:
-                token_ids[index] = verify(processed, threshold, int(drafts[index]), *numbers)
+                drawn_from = None if proposed is None else proposed[of_drafts[index]]
+                token_ids[index] = verify(processed, threshold, int(drafts[index]), *numbers, drawn_from)
         return token_ids
 
     def _processed(self, logits: Float32s, row: int) -> tuple[Float32s, np.float32]:

@@ -30,15 +30,15 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         masks: MaskSource | None = None,
-        proposer: Proposer | None = None,
+        proposer: Proposer | Callable[[InputBatch], Proposer] | None = None,
         acceptance: Rule = "coupled",
     ) -> None:
-        """masks: of constrained rows, if there may be any; proposer: guesses where plans ask for it; acceptance: the
-        rule by which its drafts are accepted."""
+        """masks: of constrained rows, if there may be any; proposer: guesses where plans ask for it, or makes
+        of the batch what does; acceptance: the rule by which drafts are accepted."""
         self.forward = forward
         self.batch = InputBatch(max_num_seqs, max_model_len, forward.kv.block_size)
         self.sampler = forward.make_sampler(self.batch)
-        self._drafter = Drafter(self.batch, proposer)
+        self._drafter = Drafter(self.batch, proposer(self.batch) if callable(proposer) else proposer)
         self._acceptance: Rule = acceptance
         self._masks = MaskReader(self.batch, masks, forward.shape.vocab_size)
 
@@ -80,7 +80,9 @@ class ModelRunner:
                 of_prompts = self.sampler.prompt_logprobs(pieces, hidden)
             if inputs.sample_rows.size:
                 masks = None if take_masks is None else take_masks()
-                sampled = self.sampler.sample(hidden, inputs, masks, self._drafts_to_verify(inputs))
+                drafts = self._drafts_to_verify(inputs)
+                drawn_from = None if drafts is None else self._drafter.probs
+                sampled = self.sampler.sample(hidden, inputs, masks, drafts, drawn_from)
                 is_late = None if masks is None else masks.is_late
                 yields = take_yields(self.batch, inputs, sampled, is_late, has_proposer=self._drafter.has_proposer)
         next_drafts = self._drafter.guess_ahead()

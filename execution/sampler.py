@@ -13,6 +13,7 @@ from ..mailbox.messages.steps import PromptLogprobs, StepPlan
 from .input_batch import Int32s
 from .prepare_inputs import StepInputs
 from .prompt_pieces import PromptPieces
+from .token_counts import Float32s
 from .token_masks import TokenMasks
 
 Array = Any
@@ -40,11 +41,17 @@ class Sampler(Protocol):
         ...
 
     def sample(
-        self, hidden: Array, inputs: StepInputs, masks: TokenMasks | None = None, drafts: Int32s | None = None
+        self,
+        hidden: Array,
+        inputs: StepInputs,
+        masks: TokenMasks | None = None,
+        drafts: Int32s | None = None,
+        proposed: Float32s | None = None,
     ) -> Sampled:
         """hidden: [t, hidden_size] of the step; some row samples. A row that is late is sampled without a mask. drafts:
         int32 [k], of each place, `NO_DRAFT` where there is none: verified by rejection, so that the token is the draft
-        or is drawn in its place; None: tokens are what they are without drafts."""
+        or is drawn in its place; None: tokens are what they are without drafts. proposed: float32 [d, vocab], what each
+        of the d drafts among them was drawn from; None: they were not drawn."""
         ...
 
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Array) -> PromptLogprobs:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..kernels.bitmask_words import allowed_tokens
 from ..kernels.rejection import sample_or_verify
-from ..kernels.sampling import sample
+from ..kernels.sampling import processed_logits, sample
 from ..kernels.token_bitmask import apply_token_mask
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan
 from .input_batch import InputBatch, Int32s, Int64s
@@ -21,6 +21,7 @@ from .prompt_pieces import PromptPieces
 from .sampled_logprobs import StepLogits, sampled_logprobs
 from .sampler import Sampled
 from .sampling_batch import sampling_batch
+from .token_counts import Float32s
 from .token_masks import TokenMasks
 
 
@@ -42,7 +43,12 @@ class TorchSampler:
 
     @torch.inference_mode()
     def sample(
-        self, hidden: Tensor, inputs: StepInputs, masks: TokenMasks | None = None, drafts: Int32s | None = None
+        self,
+        hidden: Tensor,
+        inputs: StepInputs,
+        masks: TokenMasks | None = None,
+        drafts: Int32s | None = None,
+        proposed: Float32s | None = None,
     ) -> Sampled:
         logits = self._compute_logits(hidden[self._to_device(inputs.last_tokens)])
         raw = self.logit_changes.change(logits, inputs, masks)
@@ -50,9 +56,21 @@ class TorchSampler:
         if drafts is None:
             sampled = sample(logits, step.parameters)
         else:
-            sampled = sample_or_verify(logits, step.parameters, self._to_device(drafts.astype(np.int64)))
+            drawn_from = None if proposed is None else self._to_device(proposed)
+            sampled = sample_or_verify(logits, step.parameters, self._to_device(drafts.astype(np.int64)), drawn_from)
         logprobs = sampled_logprobs(step, sampled, inputs.sample_rows, self._batch.sampling)
         return Sampled(sampled.cpu().numpy().astype(np.int32), logprobs)
+
+    @torch.inference_mode()
+    def draw(self, hidden: Tensor, inputs: StepInputs, *, with_probs: bool) -> tuple[Int32s, Float32s | None]:
+        """See `DraftSampler`."""
+        logits = self._compute_logits(hidden[self._to_device(inputs.last_tokens)])
+        parameters = sampling_batch(self._batch, inputs, self._to_device)
+        token_ids = sample(logits, parameters).cpu().numpy().astype(np.int32)
+        if not with_probs:
+            return token_ids, None
+        processed = logits if parameters is None else processed_logits(logits, parameters)
+        return token_ids, processed.softmax(dim=1).cpu().numpy()
 
     @torch.inference_mode()
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Tensor) -> PromptLogprobs:

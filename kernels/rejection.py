@@ -28,10 +28,13 @@ from .sampling import SamplingBatch, in_pieces, processed_logits, sample
 NO_DRAFT = -1
 
 
-def sample_or_verify(logits: Tensor, batch: SamplingBatch | None, drafts: Tensor) -> Tensor:
-    """As `sampling.sample`, but drafts of rows that draw are verified, none of which the proposer drew.
+def sample_or_verify(
+    logits: Tensor, batch: SamplingBatch | None, drafts: Tensor, proposed: Tensor | None = None
+) -> Tensor:
+    """As `sampling.sample`, but drafts of rows that draw are verified.
 
-    logits: float32 [k, vocab]; drafts: int64 [k], `NO_DRAFT` where there is none. Returns int64 [k] token ids."""
+    logits: float32 [k, vocab]; drafts: int64 [k], `NO_DRAFT` where there is none; proposed: float32 [d, vocab], of each
+    of the d drafts the distribution that it was drawn from, None: they were not drawn. Returns int64 [k] token ids."""
     if batch is None:
         return sample(logits, None)
     is_verified = (drafts != NO_DRAFT) & (batch.temperature != 0)
@@ -39,8 +42,10 @@ def sample_or_verify(logits: Tensor, batch: SamplingBatch | None, drafts: Tensor
     token_ids = torch.empty_like(drafts)
     if others.numel():
         token_ids[others] = sample(take(logits, others), batch.take(others))
+    of_drafts = (drafts != NO_DRAFT).cumsum(0) - 1
     for rows in in_pieces(verified, logits.shape[1]):
-        token_ids[rows] = verify(take(logits, rows), batch.take(rows), drafts[rows])
+        drawn_from = None if proposed is None else proposed[of_drafts[rows]]
+        token_ids[rows] = verify(take(logits, rows), batch.take(rows), drafts[rows], drawn_from)
     return token_ids
 
 

@@ -19,7 +19,8 @@ class ProposedDrafts(NamedTuple):
     token_ids: Int32s
     """int32 [sum of counts]: the first row's drafts, then the second's."""
     probs: Float32s | None = None
-    """What the proposer's own distribution gave each draft; None if it guesses without one."""
+    """float32 [sum of counts, vocab]: what each draft was drawn from, if the proposer draws and the rule of acceptance
+    asks for it; None: it guesses."""
 
 
 class Proposer(Protocol):

@@ -97,3 +97,39 @@ def test_a_token_is_the_same_whatever_rows_stand_beside(make_plan_maker):
     apart, _ = sampled_both(batch, plan, inputs, changed, drafts)
     np.testing.assert_array_equal(together.token_ids[is_kept], apart.token_ids[is_kept])
     assert (together.token_ids != apart.token_ids).any()
+
+
+def test_both_samplers_draw_the_same_drafts_and_verify_them_alike(make_plan_maker):
+    """Of rows that draw: what is drawn from is the softmax of the processed logits, and a target with the same logits
+    accepts each draft."""
+    rng = np.random.default_rng(9)
+    batch, _, inputs = step(make_plan_maker, rng)
+    num_places, cpu = inputs.sample_rows.size, torch.device("cpu")
+    logits = rng.normal(0, 2, (num_places, VOCAB)).astype(np.float32)
+    flat = np.zeros((inputs.token_ids.size, VOCAB), np.float32)
+    flat[inputs.last_tokens] = logits
+    by_torch, by_host = TorchSampler(torch.clone, batch, VOCAB, cpu), HostSampler(np.copy, batch, VOCAB)
+    drawn, probs = by_torch.draw(torch.from_numpy(flat), inputs, with_probs=True)
+    again, host_probs = by_host.draw(flat, inputs, with_probs=True)
+    np.testing.assert_array_equal(drawn, again)
+    temperature = batch.sampling.temperature[inputs.sample_rows]
+    draws = temperature > 0
+    np.testing.assert_allclose(probs[draws], host_probs[draws], atol=1e-6)
+    is_plain = draws & (inputs.sample_rows % 4 == 0)
+    scaled = np.exp(logits[is_plain] / temperature[is_plain, None])
+    np.testing.assert_allclose(probs[is_plain], scaled / scaled.sum(axis=1, keepdims=True), atol=1e-6)
+    assert ((probs[draws & (inputs.sample_rows % 4 == 1)] > 0).sum(axis=1) == 7).all()  # top_k
+    assert by_host.draw(flat, inputs, with_probs=False)[1] is None
+
+    is_draft = drafts_of_places(drawn, inputs.sample_counts) != NO_DRAFT
+    drafts = np.where(is_draft, drawn, NO_DRAFT).astype(np.int32)
+    for sampler in (by_torch, by_host):
+        source = torch.from_numpy(flat) if sampler is by_torch else flat
+        verified = sampler.sample(source, inputs, None, drafts, probs[is_draft]).token_ids
+        np.testing.assert_array_equal(verified[is_draft & draws], drawn[is_draft & draws])
+    others = np.roll(logits, 1, axis=1)
+    flat[inputs.last_tokens] = others
+    of_torch = by_torch.sample(torch.from_numpy(flat), inputs, None, drafts, probs[is_draft]).token_ids
+    of_host = by_host.sample(flat, inputs, None, drafts, probs[is_draft]).token_ids
+    np.testing.assert_array_equal(of_torch, of_host)
+    assert 0.05 < (of_torch == drafts)[is_draft & draws].mean() < 0.9

@@ -15,6 +15,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from callboard.checkpoints import ModelShape, read_shape, resolve_checkpoint
 from callboard.execution.device.runner import DeviceRunner
+from callboard.execution.draft_model import DraftModelProposer
+from callboard.execution.input_batch import InputBatch
 from callboard.execution.pending_step import HeldStep, PendingStep
 from callboard.execution.runner import ModelRunner
 from callboard.execution.token_masks import MaskSource
@@ -166,6 +168,7 @@ class Engine:
         model: CausalLM,
         proposer: Proposer | None = None,
         *,
+        draft_model: CausalLM | None = None,
         acceptance: Rule = "coupled",
         masks: MaskSource | None = None,
         **limits: object,
@@ -184,6 +187,17 @@ class Engine:
             "max_model_len": MAX_LEN,
         } | limits
         self.scheduler = Scheduler(SchedulerLimits(**settings))  # type: ignore[arg-type]
+        num_blocks = self.scheduler.limits.num_blocks
+
+        def draft(batch: InputBatch) -> Proposer:
+            assert draft_model is not None
+            forward = TorchForward(
+                draft_model, num_blocks=num_blocks, block_size=BLOCK_SIZE, kv_dtype=draft_model.dtype
+            )
+            forward.kv.tensor.fill_(torch.nan)
+            draws, chunk = acceptance == "rejection", self.scheduler.limits.max_num_batched_tokens
+            return DraftModelProposer(forward, batch, num_blocks=num_blocks, max_chunk=chunk, draws=draws)
+
         self.runner: ModelRunner | DeviceRunner = ModelRunner(
             TorchForward(
                 model, num_blocks=self.scheduler.limits.num_blocks, block_size=BLOCK_SIZE, kv_dtype=model.dtype
@@ -191,7 +205,7 @@ class Engine:
             max_num_seqs=self.scheduler.limits.max_num_seqs,
             max_model_len=MAX_LEN,
             masks=masks,
-            proposer=proposer,
+            proposer=proposer if draft_model is None else draft,
             acceptance=acceptance,
         )
         self.runner.forward.kv.tensor.fill_(torch.nan)  # a slot that is read unwritten shows up in every token

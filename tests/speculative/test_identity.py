@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from callboard.mailbox.messages.sampling import SamplingParams
+from callboard.models.protocol import CausalLM
 from callboard.speculative.make_proposer import make_proposer
 from callboard.speculative.proposer import Proposer
 from callboard.tests.models.families import MAX_LEN, VOCAB_SIZE, Engine, Loaded, load, make_oracle, make_prompt
@@ -52,7 +53,10 @@ def texts(loaded: Loaded, prompts: list[list[int]]) -> list[list[list[int]]]:
     return [engine.generate(prompts, NUM_TOKENS, [kind] * len(prompts)) for kind in KINDS]
 
 
-def _proposer(name: str, prompts: list[list[int]], texts: list[list[int]]) -> Proposer:
+def _proposer(name: str, prompts: list[list[int]], texts: list[list[int]]) -> Proposer | None:
+    """None: a draft model."""
+    if name in ("itself", "another"):
+        return None
     shares = {"right": 1.0, "often right": 0.8, "seldom right": 0.3, "wrong": 0.0}
     if name in shares:
         known = {tuple(prompt): text for prompt, text in zip(prompts, texts, strict=True)}
@@ -68,13 +72,24 @@ def formed_texts(loaded: Loaded, prompts: list[list[int]]) -> list[list[list[int
     return [engine.generate(prompts, NUM_FORMED, [KINDS[kind]] * len(prompts), keys) for kind in FORMED]
 
 
-PROPOSERS = ["right", "often right", "seldom right", "wrong", "ngram", "suffix"]
+@pytest.fixture(scope="module")
+def draft_models(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CausalLM]:
+    """The target itself, and a smaller one that agrees with it by chance alone."""
+    small = make_oracle("llama-biases", num_hidden_layers=1, hidden_size=32, intermediate_size=48)
+    return {"itself": loaded.model, "another": load(small, tmp_path_factory.mktemp("small")).model}
+
+
+PROPOSERS = ["right", "often right", "seldom right", "wrong", "ngram", "suffix", "itself", "another"]
 
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_tokens_are_those_without_drafts(
-    loaded: Loaded, prompts: list[list[int]], texts: list[list[list[int]]], data: st.DataObject
+    loaded: Loaded,
+    prompts: list[list[int]],
+    texts: list[list[list[int]]],
+    draft_models: dict[str, CausalLM],
+    data: st.DataObject,
 ) -> None:
     num_rows = data.draw(st.integers(1, 16))
     kinds = [data.draw(st.integers(0, len(KINDS) - 1)) for _ in range(num_rows)]
@@ -85,6 +100,7 @@ def test_tokens_are_those_without_drafts(
     engine = Engine(
         loaded.model,
         _proposer(name, rows, wanted),
+        draft_model=draft_models.get(name),
         max_num_seqs=16,
         max_drafts=data.draw(st.integers(1, 8)),
         pipeline_depth=data.draw(st.integers(1, 3)),
@@ -114,6 +130,7 @@ def test_tokens_under_a_grammar_are_those_without_drafts(
     prompts: list[list[int]],
     texts: list[list[list[int]]],
     formed_texts: list[list[list[int]]],
+    draft_models: dict[str, CausalLM],
     num_examples: int,
 ) -> None:
     """Free rows among them; news that reach the grammar late."""
@@ -121,7 +138,7 @@ def test_tokens_under_a_grammar_are_those_without_drafts(
     @settings(max_examples=num_examples, deadline=None)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
-        _check_formed(loaded, prompts, texts, formed_texts, data)
+        _check_formed(loaded, prompts, texts, formed_texts, draft_models, data)
 
     check()
 
@@ -131,6 +148,7 @@ def _check_formed(
     prompts: list[list[int]],
     texts: list[list[list[int]]],
     formed_texts: list[list[list[int]]],
+    draft_models: dict[str, CausalLM],
     data: st.DataObject,
 ) -> None:
     num_rows = data.draw(st.integers(1, 16))
@@ -145,7 +163,8 @@ def _check_formed(
     rows = [prompts[index] for index in chosen]
     engine = ConstrainedEngine(
         loaded.model,
-        _proposer(data.draw(st.sampled_from(PROPOSERS)), rows, wanted),
+        _proposer(name := data.draw(st.sampled_from(PROPOSERS)), rows, wanted),
+        draft_model=draft_models.get(name),
         delay=data.draw(st.sampled_from([0, 0, 1])),
         max_num_seqs=16,
         max_drafts=data.draw(st.integers(1, 8)),

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
 
 from callboard.execution import torch_sampler
 from callboard.mailbox.messages.sampling import SamplingParams
+from callboard.models.protocol import CausalLM
 from callboard.speculative.acceptance import Rule
 from callboard.tests.kernels.rejection_laws import planted
 from callboard.tests.kernels.sampling_laws import ALPHA, filtered_law, g_test
@@ -35,15 +37,21 @@ def law_of(loaded: Loaded, filters: Mapping[str, float], length: int) -> dict[Te
     """Probability of each text of so many tokens behind the prompt, by transformers' logits."""
     law: dict[Text, float] = {(): 1.0}
     for _ in range(length):
-        texts = [text for text, probability in law.items() if probability]
-        with torch.inference_mode():
-            logits = loaded.oracle(torch.tensor([[*PROMPT, *text] for text in texts]), use_cache=False).logits[:, -1]
         law = {
             (*text, token): law[text] * probability
-            for text, row in zip(texts, logits.double().tolist(), strict=True)
-            for token, probability in filtered_law(dict(enumerate(row)), **filters).items()  # type: ignore[arg-type]
+            for text, next_law in next_laws(loaded, filters, [text for text in law if law[text]]).items()
+            for token, probability in next_law.items()
         }
     return law
+
+
+def next_laws(loaded: Loaded, filters: Mapping[str, float], texts: list[Text]) -> dict[Text, dict[int, float]]:
+    """Of the token that comes behind each."""
+    with torch.inference_mode():
+        logits = loaded.oracle(torch.tensor([[*PROMPT, *text] for text in texts]), use_cache=False).logits[:, -1]
+    rows = logits.double().tolist()
+    laws = [filtered_law(dict(enumerate(row)), **filters) for row in rows]  # type: ignore[arg-type]
+    return dict(zip(texts, laws, strict=True))
 
 
 def likeliest(law: Mapping[Text, float]) -> list[int]:
@@ -56,13 +64,19 @@ def likeliest(law: Mapping[Text, float]) -> list[int]:
 
 
 def generate(
-    loaded: Loaded, filters: Mapping[str, float], guesses: list[int], acceptance: Rule, depth: int = 2
+    loaded: Loaded,
+    filters: Mapping[str, float],
+    guesses: list[int],
+    acceptance: Rule,
+    depth: int = 2,
+    draft_model: CausalLM | None = None,
 ) -> tuple[list[Text], int]:
     """(texts, one a seed; drafts that were accepted)"""
     engine = Engine(
         loaded.model,
         PositionalProposer(len(PROMPT), guesses),
         acceptance=acceptance,
+        draft_model=draft_model,
         max_drafts=len(guesses),
         pipeline_depth=depth,
         max_num_seqs=200,
@@ -107,6 +121,29 @@ def test_texts_have_the_law_of_the_model_by_either_rule(loaded: Loaded, filters:
         assert abs(num - share * NUM_SEEDS) < 4 * (NUM_SEEDS * share * (1 - share)) ** 0.5
     assert [text[0] for text in rejection] == [text[0] for text in plain]  # no draft, no difference
     assert generate(loaded, filters, guesses, "rejection", depth=1)[0] == rejection
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("filters", [{"top_k": 5}, {"temperature": 0.7, "top_p": 0.8}], ids=str)
+def test_drafts_that_are_drawn_are_accepted_as_often_as_can_be(
+    loaded: Loaded, tmp_path: Path, filters: dict[str, float]
+) -> None:
+    """By a draft model, whose distribution is another: the share is the sum of min(p, q) behind each first token."""
+    oracle = make_oracle("qwen2")
+    for parameter in oracle.parameters():
+        parameter.add_(0.02 * torch.randn(parameter.shape))
+    another = load(oracle, tmp_path)
+    law = law_of(loaded, filters, 2)
+    firsts = marginal(law, 0)
+    p, q = (next_laws(model, filters, [(token,) for token in firsts]) for model in (loaded, another))
+    share = sum(
+        probability * sum(min(chance, q[token,].get(other, 0.0)) for other, chance in p[token,].items())
+        for token, probability in firsts.items()
+    )
+    assert 0.2 < share < 0.9
+    texts, num_accepted = generate(loaded, filters, [0], "rejection", draft_model=another.model)
+    assert p_value(texts, law) > ALPHA
+    assert abs(num_accepted - share * NUM_SEEDS) < 3 * (NUM_SEEDS * share * (1 - share)) ** 0.5
 
 
 def marginal(law: Mapping[Text, float], place: int) -> dict[int, float]:
