@@ -123,6 +123,7 @@ class Crew:
                 fds=tuple(fds),
                 ranks=self._between_ranks.region if has_worker else None,
                 stage_boards=self._between_ranks.boards if has_worker else (),
+                draft=launch.draft,
             ),
             list(fds.values()),
         )

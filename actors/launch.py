@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ..checkpoints import Progress, read_shape, resolve_checkpoint
-from ..checkpoints.shape import Checkpoint, ModelShape
+from ..checkpoints.shape import Checkpoint, DraftCheckpoint, ModelShape
 from ..checkpoints.weight_formats import held_bits, stored_types
 from ..topology import (
     MemoryLedger,
@@ -21,6 +21,8 @@ from ..topology import (
     plan_memory,
     raise_problems,
 )
+from ..topology.arithmetic import Arithmetic
+from ..topology.check_speculative import MODEL_METHODS, check_draft_model
 from ..topology.device import has_gpu
 from ..topology.plan import worker_process
 from .answer_parsers import resolve_parsers
@@ -37,15 +39,18 @@ class Launch(msgspec.Struct, frozen=True):
     shape: ModelShape
     max_model_len: int
     ledger: MemoryLedger
+    draft: DraftCheckpoint | None = None
 
 
 def prepare_launch(topology: Topology, progress: Progress | None = None) -> Launch:
     """Find the model (fetching it if need be) and check the topology against it. Raises ConfigError and its kinds."""
     ensure_valid(topology, None)
     checkpoint, shape, topology = find_model(topology, progress)
+    draft = find_draft(topology, progress)
     raise_problems(check_load(topology, checkpoint), Places(""))
     ensure_valid(topology, shape)
-    return plan_launch(topology, checkpoint, shape)
+    raise_problems(check_draft(topology, shape, draft), Places(""))
+    return plan_launch(topology, checkpoint, shape, draft)
 
 
 def find_model(topology: Topology, progress: Progress | None = None) -> tuple[Checkpoint, ModelShape, Topology]:
@@ -53,6 +58,20 @@ def find_model(topology: Topology, progress: Progress | None = None) -> tuple[Ch
     checkpoint = resolve_checkpoint(topology.model.source, progress=progress)
     shape = read_shape(checkpoint)
     return checkpoint, shape, resolve_parsers(resolve_dtypes(topology, checkpoint, shape), checkpoint)
+
+
+def find_draft(topology: Topology, progress: Progress | None = None) -> DraftCheckpoint | None:
+    """The files and the shape of the model that drafts, if one does. Raises ConfigError."""
+    section = topology.speculative
+    if section is None or section.method not in MODEL_METHODS or not section.model:
+        return None
+    checkpoint = resolve_checkpoint(section.model, progress=progress)
+    return DraftCheckpoint(checkpoint, read_shape(checkpoint))
+
+
+def check_draft(topology: Topology, shape: ModelShape, draft: DraftCheckpoint | None) -> list[Problem]:
+    """Of a model that drafts for one of `shape`."""
+    return [] if draft is None else check_draft_model(topology, shape, draft.shape)
 
 
 def check_load(topology: Topology, checkpoint: Checkpoint) -> list[Problem]:
@@ -65,15 +84,24 @@ def check_load(topology: Topology, checkpoint: Checkpoint) -> list[Problem]:
     return [Problem(("model", "load"), got, "", advice)]
 
 
-def plan_launch(topology: Topology, checkpoint: Checkpoint, shape: ModelShape) -> Launch:
+def plan_launch(
+    topology: Topology, checkpoint: Checkpoint, shape: ModelShape, draft: DraftCheckpoint | None = None
+) -> Launch:
     """For a topology without problems, dtypes resolved. Raises NotEnoughMemory."""
+    device = worker_process(topology).device
+    available_bytes = free_device_bytes(device) if has_gpu(topology) else _available_bytes()
+    beside = None if draft is None else (draft.shape, _arithmetic(topology, draft.checkpoint, draft.shape))
+    arithmetic = _arithmetic(topology, checkpoint, shape)
+    ledger = plan_memory(topology, shape, available_bytes, arithmetic, beside)
+    return Launch(topology, checkpoint, shape, max_model_len_of(topology, shape), ledger, draft)
+
+
+def _arithmetic(topology: Topology, checkpoint: Checkpoint, shape: ModelShape) -> Arithmetic:
+    """How a model of the topology's dtype is held and computed."""
     packed_bits = None
     if compiled_obstacle(topology, shape) is None:
         packed_bits = held_bits(topology.model.dtype, shape, stored_types(checkpoint, shape))
-    device = worker_process(topology).device
-    available_bytes = free_device_bytes(device) if has_gpu(topology) else _available_bytes()
-    ledger = plan_memory(topology, shape, available_bytes, arithmetic_of(topology, cpu_flags(), packed_bits))
-    return Launch(topology, checkpoint, shape, max_model_len_of(topology, shape), ledger)
+    return arithmetic_of(topology, cpu_flags(), packed_bits)
 
 
 def _available_bytes() -> int:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec import structs
 
+from ..checkpoints.shape import DraftCheckpoint
 from ..errors import StartFailed
 from ..mailbox.messages.control import Start
 from ..shm_queue import BoardReader, BoardWriter, ProgressLine
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ..checkpoints.stages import Stage
     from ..execution.device.runner import DeviceRunner
     from ..execution.forward import Forward
+    from ..execution.input_batch import InputBatch
     from ..execution.null_runner import NullRunner
     from ..execution.runner import ModelRunner
     from ..execution.stage_links import HiddenSender, StageLinks, TokenSender
@@ -32,12 +35,6 @@ if TYPE_CHECKING:
     from ..execution.token_masks import MaskSource
     from ..models.collective import Collective
     from ..speculative.proposer import Proposer
-
-OPTIONS = {
-    "ngram": ("min_ngram", "max_ngram"),
-    "suffix": ("spec_factor", "min_probability", "max_cached_tokens"),
-}
-"""Fields of [speculative] that each method is told."""
 
 
 class RankPlace(NamedTuple):
@@ -228,18 +225,42 @@ def _model_runner(
         max_num_seqs=max_num_seqs,
         max_model_len=start.max_model_len,
         masks=masks,
-        proposer=_proposer(start),
+        proposer=_proposer(start) if start.draft is None else _draft_model(start, start.draft, section, report),
         acceptance="coupled" if start.topology.speculative is None else start.topology.speculative.acceptance,
     )
+
+
+def _draft_model(
+    start: Start, draft: DraftCheckpoint, section: ProcessSection, report: Callable[[int, int], None]
+) -> Callable[[InputBatch], Proposer]:
+    """The model is loaded now."""
+    from ..execution.draft_model import DraftModelProposer
+
+    speculative = start.topology.speculative
+    assert speculative is not None
+    of_draft = structs.replace(start, checkpoint=draft.checkpoint, shape=draft.shape)
+    obstacle = compiled_obstacle(start.topology, draft.shape)
+    if obstacle is not None:
+        log_event("worker.drafts_with_torch", dtype=start.topology.model.dtype, reason=obstacle)
+        forward = _torch_forward(of_draft, section, report, None)
+    else:
+        forward = _compiled_forward(of_draft, section, report)
+    max_chunk, draws = start.topology.scheduler.max_num_batched_tokens, speculative.acceptance == "rejection"
+
+    def make(batch: InputBatch) -> Proposer:
+        return DraftModelProposer(forward, batch, num_blocks=start.num_blocks, max_chunk=max_chunk, draws=draws)
+
+    return make
 
 
 def _proposer(start: Start) -> Proposer | None:
     section = start.topology.speculative
     if section is None:
         return None
-    from ..speculative.make_proposer import make_proposer
+    from ..speculative.make_proposer import METHODS, make_proposer
 
-    options = {name: getattr(section, name) for name in OPTIONS[section.method]}
+    names = METHODS[section.method].__struct_fields__
+    options = {name: getattr(section, name) for name in names if hasattr(section, name)}
     return make_proposer(section.method, options, start.topology.scheduler.max_num_seqs, start.max_model_len)
 
 

@@ -69,6 +69,7 @@ class RunnerHere:
             links=(),
             boards=(),
             fds=(),
+            draft=launch.draft,
         )
         runner = make_runner(start, section, ProgressLine(np.zeros(LINE_WORDS, np.uint64)))
         assert isinstance(runner, ModelRunner), "a null device computes no model"

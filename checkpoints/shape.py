@@ -62,3 +62,10 @@ class ModelShape(msgspec.Struct, frozen=True, array_like=True):
     def num_rotary_tables(self) -> int:
         """One, or two where layers with a window turn at another speed."""
         return 1 if self.window_rope_theta is None else 2
+
+
+class DraftCheckpoint(msgspec.Struct, frozen=True, array_like=True):
+    """The model that drafts for another."""
+
+    checkpoint: Checkpoint
+    shape: ModelShape

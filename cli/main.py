@@ -72,7 +72,11 @@ def serve(
     ] = None,
     speculative: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="METHOD", help="Draft tokens and verify them: ngram or suffix.", show_default=False),
+        typer.Option(
+            metavar="METHOD",
+            help="Draft tokens and verify them: ngram, suffix, or draft_model with --set speculative.model=MODEL.",
+            show_default=False,
+        ),
     ] = None,
     overrides: SetOption = None,
 ) -> None:

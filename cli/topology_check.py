@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ..actors.launch import Launch, check_load, find_model, plan_launch
+from ..actors.launch import Launch, check_draft, check_load, find_draft, find_model, plan_launch
 from ..checkpoints import Progress
 from ..errors import StartFailed
 from ..text.chat_template import ChatTemplate
@@ -27,12 +27,16 @@ def examine(reading: Reading, folder: str, progress: Progress | None = None) -> 
         checkpoint, shape, topology = find_model(topology, progress)
     except StartFailed as error:
         return None, [*problems, Problem(("model", "source"), error.cause, "", error.advice)]
-    rules = [*check_load(topology, checkpoint), *check_topology(topology, shape)]
+    try:
+        draft = find_draft(topology, progress)
+    except StartFailed as error:
+        return None, [*problems, Problem(("speculative", "model"), error.cause, "", error.advice)]
+    rules = [*check_load(topology, checkpoint), *check_topology(topology, shape), *check_draft(topology, shape, draft)]
     problems = [*beside, *_independent(rules, faults)]
     if _has_errors(problems):
         return None, problems
     try:
-        return plan_launch(topology, checkpoint, shape), problems
+        return plan_launch(topology, checkpoint, shape, draft), problems
     except StartFailed as error:
         return None, [*problems, Problem(("kv_cache",), error.cause, "", error.advice)]
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..speculative.proposer import Float32s, Int32s, ProposedDrafts
 from .draft_blocks import DraftBlocks
-from .draft_sampler import DraftForward
+from .forward import Forward
 from .input_batch import InputBatch
 from .planned_rows import PlannedRows
 from .prepare_inputs import StepInputs, flat_inputs
@@ -40,7 +40,7 @@ class DraftModelProposer:
     """Of the rows of one batch. Computes with the worker's thread, between its steps."""
 
     def __init__(
-        self, forward: DraftForward, batch: InputBatch, *, num_blocks: int, max_chunk: int, draws: bool = False
+        self, forward: Forward, batch: InputBatch, *, num_blocks: int, max_chunk: int, draws: bool = False
     ) -> None:
         """num_blocks: of the pool; max_chunk: tokens that it catches up with in one call; draws: what drafts were drawn
         from is told."""

@@ -54,6 +54,12 @@ class Sampler(Protocol):
         of the d drafts among them was drawn from; None: they were not drawn."""
         ...
 
+    def draw(self, hidden: Array, inputs: StepInputs, *, with_probs: bool) -> tuple[Int32s, Float32s | None]:
+        """Drafts: tokens of the k rows that sample, int32 [k], with their temperature, filters and noise, but nothing
+        else that requests ask for; and, if wanted, float32 [k, vocab]: the distribution that each was drawn from (of a
+        greedy row anything)."""
+        ...
+
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Array) -> PromptLogprobs:
         """hidden: as above."""
         ...

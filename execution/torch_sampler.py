@@ -63,7 +63,7 @@ class TorchSampler:
 
     @torch.inference_mode()
     def draw(self, hidden: Tensor, inputs: StepInputs, *, with_probs: bool) -> tuple[Int32s, Float32s | None]:
-        """See `DraftSampler`."""
+        """See `Sampler.draw`."""
         logits = self._compute_logits(hidden[self._to_device(inputs.last_tokens)])
         parameters = sampling_batch(self._batch, inputs, self._to_device)
         token_ids = sample(logits, parameters).cpu().numpy().astype(np.int32)

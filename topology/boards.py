@@ -191,9 +191,13 @@ def stage_boards_of(boards: tuple[BoardLayout, ...], section: ProcessSection, ra
 def mask_layout(topology: Topology, shape: ModelShape) -> MaskLayout:
     """Slots for the masks of every row: a row has a mask for each step in flight, one that is being made, and one
     behind each of its drafts."""
-    scheduler, drafts = topology.scheduler, topology.speculative
-    num_positions = scheduler.pipeline_depth + 1 + (0 if drafts is None else drafts.max_tokens)
-    return MaskLayout(scheduler.max_num_seqs, num_positions, shape.vocab_size)
+    return MaskLayout(topology.scheduler.max_num_seqs, mask_positions(topology), shape.vocab_size)
+
+
+def mask_positions(topology: Topology) -> int:
+    """Slots of one row."""
+    drafts = topology.speculative
+    return topology.scheduler.pipeline_depth + 1 + (0 if drafts is None else drafts.max_tokens)
 
 
 def _round_up(num_bytes: int) -> int:

@@ -32,6 +32,7 @@ from .weights import weight_bytes_of
 
 DEFAULT_MEMORY_SHARE = 0.25
 """Of the memory that all else leaves free, for the KV pool on a CPU."""
+_PROBABILITY_BYTES = 4
 _NULL_TOKEN_BYTES = 8
 """What a null device holds of a token in its pool."""
 
@@ -121,12 +122,19 @@ def runtime_bytes_of(
     return _SUPERVISOR_BYTES + processes + kept
 
 
-def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, arithmetic: Arithmetic) -> MemoryLedger:
+def plan_memory(
+    topology: Topology,
+    shape: ModelShape,
+    available_bytes: int,
+    arithmetic: Arithmetic,
+    draft: tuple[ModelShape, Arithmetic] | None = None,
+) -> MemoryLedger:
     """Share out `available_bytes`, of a GPU's memory where the worker is on one: all else first, then the KV pool as
     `[kv_cache]` says. On a GPU it is an estimate; the worker measures, and decides.
 
     Without a size in `[kv_cache]` the pool takes a quarter of what is free, but no more than max_num_seqs requests of
     max_model_len can use, and no less than one of them needs; on a GPU nearly all. A null device holds no model.
+    draft: a second model, whose keys and values have the same blocks: a block is of both.
     Raises NotEnoughMemory with all the numbers.
     """
     section = topology.kv_cache
@@ -140,6 +148,9 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
     weight_bytes = 0 if is_null else num_here * _weight_bytes(local, arithmetic, max_model_len)
     weight_bytes += (num_ranks - num_sharers) * _table_bytes(shape, arithmetic, max_model_len)  # of each further stage
     block_bytes = num_here * block_bytes_of(local, section.block_size, arithmetic.kv_dtype_bytes)
+    if draft is not None:
+        weight_bytes += _weight_bytes(*draft, max_model_len)
+        block_bytes += block_bytes_of(draft[0], section.block_size, draft[1].kv_dtype_bytes)
     request_blocks = blocks_for(max_model_len, section.block_size)
     most_blocks = section.num_blocks or (section.memory_bytes or available_bytes - weight_bytes) // block_bytes
     limits = StepLimits(
@@ -160,6 +171,8 @@ def plan_memory(topology: Topology, shape: ModelShape, available_bytes: int, ari
         activation_bytes = num_ranks * _activation_bytes(with_logits, arithmetic, limits)
         if num_ranks > 1:
             activation_bytes += _exchanged_bytes(shape, arithmetic, limits, num_ranks)
+        if draft is not None:
+            activation_bytes += _activation_bytes(*draft, limits) + _draft_bytes(topology, shape)
     is_compiled = bool(arithmetic.packed_bits)
     runtime_bytes = board_bytes = 0  # of a GPU's memory
     if not is_gpu:
@@ -230,6 +243,14 @@ def _exchanged_bytes(shape: ModelShape, arithmetic: Arithmetic, limits: StepLimi
     """Of all ranks: what each was handed of the embedding by all, and the logits that rank 0 has put together."""
     embedded = num_ranks * limits.max_num_batched_tokens * shape.hidden_size * arithmetic.dtype_bytes
     return num_ranks * embedded + 2 * _GATHERED_LOGIT_BYTES * limits.max_num_seqs * shape.vocab_size
+
+
+def _draft_bytes(topology: Topology, shape: ModelShape) -> int:
+    """What drafts were drawn from, where the rule of acceptance asks for it: as it is computed, and all together."""
+    section = topology.speculative
+    if section is None or section.acceptance == "coupled":
+        return 0
+    return 2 * topology.scheduler.max_num_seqs * section.max_tokens * shape.vocab_size * _PROBABILITY_BYTES
 
 
 def _fixed_parts(ledger: MemoryLedger) -> str:

@@ -150,14 +150,14 @@ class StructuredOutputSection(Struct, frozen=True, forbid_unknown_fields=True):
 class SpeculativeSection(Struct, frozen=True, forbid_unknown_fields=True):
     """[speculative]: drafts that the worker guesses and verifies in the same step."""
 
-    method: Literal["ngram", "suffix"]
+    method: Literal["ngram", "suffix", "draft_model"]
     """`ngram`: what followed the same tokens earlier in the request; `suffix`: what followed them most often, there or
-    in recent answers to requests of the same `cache_salt`. static"""
+    in recent answers to requests of the same `cache_salt`; `draft_model`: what a smaller model draws. static"""
     max_tokens: Annotated[int, Meta(ge=1, le=64)] = 8
     """Drafts of a request in a step, at most [tokens]. static"""
     acceptance: Literal["coupled", "rejection"] = "coupled"
     """`coupled`: the text stays what it is without drafts; `rejection`: its distribution does, but which text it is
-    depends on the drafts. Drafts of these methods, which do not draw them, are accepted as often by either. static"""
+    depends on the drafts. Drafts of `ngram` and `suffix`, which do not draw, are accepted as often by either. static"""
     adaptive: bool = True
     """Each step takes as many drafts of each request as give the most tokens in the time, by what steps have taken and
     drafts have been worth so far; false: always as many as it may. static"""
@@ -171,6 +171,8 @@ class SpeculativeSection(Struct, frozen=True, forbid_unknown_fields=True):
     """suffix: a draft that is less probable ends the others behind it [share]. static"""
     max_cached_tokens: Annotated[int, Meta(ge=0, le=1 << 28)] = 1 << 18
     """suffix: of recent answers [tokens]. static"""
+    model: str | None = None
+    """draft_model: MODEL, as in [model] source, with the same vocabulary. static"""
 
 
 class JournalSection(Struct, frozen=True, forbid_unknown_fields=True):

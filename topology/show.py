@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from ..checkpoints.shape import ModelShape
-from .boards import mask_layout, plan_boards
+from .boards import mask_layout, mask_positions, plan_boards
 from .memory import MemoryLedger
 from .plan import expand_actors, kind_of, mailbox_links, max_model_len_of, num_ranks_of, processes_of, split_kind
 from .render import render_bytes
@@ -166,6 +166,7 @@ def _render_boards(topology: Topology, shape: ModelShape | None) -> str:
     if any(kind_of(actor) == "grammar" for actors in expand_actors(topology).values() for actor in actors):
         size = "" if shape is None else f" of {render_bytes(4 * mask_layout(topology, shape).num_words)}"
         lines.append(
-            f"  masks   grammar → worker     bitmasks    {topology.scheduler.max_num_seqs * (depth + 1)} slots{size}"
+            f"  masks   grammar → worker     bitmasks    "
+            f"{topology.scheduler.max_num_seqs * mask_positions(topology)} slots{size}"
         )
     return "\n".join(lines)

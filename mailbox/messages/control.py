@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...checkpoints.shape import Checkpoint, ModelShape
+from ...checkpoints.shape import Checkpoint, DraftCheckpoint, ModelShape
 from ...shm_queue.layout import BoardLayout
 from ...shm_queue.rank_region import RankRegionLayout
 from ...topology.schema import Topology
@@ -62,6 +62,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=40):
     """Of a rank among several of a stage: what they exchange tensors through, as descriptor `ranks`."""
     stage_boards: tuple[BoardLayout, ...] = ()
     """Of a rank where there are several stages: all boards between them; it gets the descriptors of its own."""
+    draft: DraftCheckpoint | None = None
+    """What [speculative] model is."""
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag=41):

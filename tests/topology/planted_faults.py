@@ -248,6 +248,12 @@ KINDS = {
     ],
     "drafts": [
         ("[server]", "[speculative]\nmethod = 'ngrams'◀\n[server]", ['method = "ngrams"', '"ngram", "suffix"']),
+        ("[server]", "[speculative]\nmethod = 'draft_model'◀\n[server]", ['"draft_model" without model', "name one"]),
+        (
+            "[server]",
+            "[speculative]\nmethod = 'suffix'\nmodel = 'small'◀\n[server]",
+            ['model = "small" beside method = "suffix"', "leave it out"],
+        ),
         (
             "[server]",
             "[speculative]\nmethod = 'ngram'\nmin_ngram = 20◀\n[server]",
