@@ -25,14 +25,14 @@ def read_hf_shape(directory: str) -> ModelShape:
     return shape
 
 
-def read_hf_config(directory: str) -> ModelShape:
-    """The shape that config.json states, whatever weights lie beside it."""
+def read_hf_config(directory: str, architecture: str | None = None) -> ModelShape:
+    """The shape that config.json states, whatever weights lie beside it. architecture: of a file that names another."""
     path = Path(directory) / "config.json"
     where = str(path)
-    architecture = hf_architecture(path)
+    architecture = architecture or hf_architecture(path)
     config = decode_json_file(path, CONFIGS[architecture])
     refuse_features(config, where)
-    special = hf_special_ids(directory)
+    special = hf_special_ids(directory, architecture)
     shape = ModelShape(
         architecture=architecture,
         num_layers=config.num_hidden_layers,

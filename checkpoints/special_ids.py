@@ -73,13 +73,13 @@ def _ends_of_turn(file: GGUFFile) -> list[int]:
     return [token_id for token_id in control if tokens[token_id] in _ENDS_OF_TURN]
 
 
-def hf_special_ids(directory: str) -> SpecialIds:
-    """The ids in a directory's config.json and generation_config.json."""
+def hf_special_ids(directory: str, architecture: str | None = None) -> SpecialIds:
+    """The ids in a directory's config.json and generation_config.json. architecture: of a file that names another."""
     path = Path(directory) / "config.json"
     config = decode_json_file(path, _Config)
     bos, eos = config.bos_token_id, config.eos_token_id
     if bos is msgspec.UNSET or eos is msgspec.UNSET:
-        default_bos, default_eos = _CLASS_DEFAULTS[hf_architecture(path)]
+        default_bos, default_eos = _CLASS_DEFAULTS[architecture or hf_architecture(path)]
         bos = default_bos if bos is msgspec.UNSET else bos
         eos = default_eos if eos is msgspec.UNSET else eos
     ends = _as_list(eos)

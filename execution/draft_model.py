@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ..speculative.proposer import Float32s, Int32s, ProposedDrafts
 from .draft_blocks import DraftBlocks
+from .draft_chains import in_order
 from .forward import Forward
 from .input_batch import InputBatch
 from .planned_rows import PlannedRows
@@ -83,7 +84,7 @@ class DraftModelProposer:
         for i in np.flatnonzero(counts > 1).tolist():
             self._guessed[int(rows[i])] = _Guessed(int(known[i]), drafts[i, : counts[i] - 1].copy())
         flat = drafts[np.arange(drafts.shape[1]) < counts[:, None]]
-        return ProposedDrafts(counts, flat, _in_order(probs, counts) if self._draws else None)
+        return ProposedDrafts(counts, flat, in_order(probs, counts) if self._draws else None)
 
     def _stands_at(self, row: int) -> int:
         """Where it goes on: behind the drafts that were accepted, but the last known token is computed once more if it
@@ -100,7 +101,8 @@ class DraftModelProposer:
     def _chunks(self, num_lacking: Int32s) -> Int32s:
         """int32 [n]: of what each lacks so much that it is not too much for all together, those in front first."""
         before = np.cumsum(num_lacking, dtype=np.int64) - num_lacking
-        return np.clip(self._max_chunk - before, 0, num_lacking).astype(np.int32)
+        taken: Int32s = np.clip(self._max_chunk - before, 0, num_lacking).astype(np.int32)
+        return taken
 
     def _compute(
         self,
@@ -123,16 +125,3 @@ class DraftModelProposer:
         drawn, probs = self._sampler.draw(hidden, inputs, with_probs=self._draws)
         drafts[index[samples]] = drawn
         return index[samples], probs
-
-
-def _in_order(parts: list[tuple[NDArray[np.intp], Float32s | None]], counts: Int32s) -> Float32s:
-    """float32 [sum(counts), vocab]: the first row's, then the second's. parts: of each place, (rows that have a draft
-    there, theirs)."""
-    firsts = np.cumsum(counts) - counts
-    there = [(place, index, probs) for place, (index, probs) in enumerate(parts) if probs is not None]
-    if not there:
-        return np.zeros((0, 0), np.float32)
-    whole = np.zeros((int(counts.sum()), there[0][2].shape[1]), np.float32)
-    for place, index, probs in there:
-        whole[firsts[index] + place] = probs
-    return whole

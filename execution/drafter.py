@@ -7,7 +7,7 @@ next step verifies them. Those of other rows are guessed when the step begins th
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from ..mailbox.messages.steps import StepPlan
 from ..speculative.proposer import Float32s, Int32s, ProposedDrafts, Proposer
 from .input_batch import InputBatch
+from .prepare_inputs import StepInputs
+from .sampler import Array
 
 
 class _Ahead(NamedTuple):
@@ -25,11 +27,20 @@ class _Ahead(NamedTuple):
     probs: Float32s | None
 
 
+@runtime_checkable
+class Observer(Protocol):
+    """A proposer that guesses from the target's hidden states."""
+
+    def observe(self, hidden: Array, inputs: StepInputs) -> None: ...
+
+
 class Drafter:
     """Follows the rows of a batch for a proposer, if there is one."""
 
     def __init__(self, batch: InputBatch, proposer: Proposer | None) -> None:
         self._batch, self._proposer = batch, proposer
+        made: object = proposer
+        self._observer = made if isinstance(made, Observer) else None
         self._ahead: dict[int, _Ahead] = {}
         """Row under a grammar -> what was guessed for it."""
         self._room: dict[int, int] = {}
@@ -70,6 +81,11 @@ class Drafter:
             found = self._proposer.propose(rows[~is_ahead], batch.token_ids, batch.num_known, max_drafts[~is_ahead])
         self._last = _merged(is_ahead, ahead, found)
         return self._last
+
+    def observe(self, hidden: Array, inputs: StepInputs) -> None:
+        """A step was computed, and the batch knows what came of it; hidden: [t, hidden_size]."""
+        if self._observer is not None:
+            self._observer.observe(hidden, inputs)
 
     @property
     def probs(self) -> Float32s | None:

@@ -19,7 +19,7 @@ class KVTensors:
         self, shape: ModelShape, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.num_blocks, self.block_size, self.num_slots = num_blocks, block_size, num_blocks * block_size
-        self.dtype, self.device = dtype, device
+        self.shape, self.dtype, self.device = shape, dtype, device
         self.tensor = torch.empty(
             (shape.num_layers, 2, num_blocks, block_size, shape.num_kv_heads, shape.head_dim),
             dtype=dtype,

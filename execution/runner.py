@@ -85,6 +85,7 @@ class ModelRunner:
                 sampled = self.sampler.sample(hidden, inputs, masks, drafts, drawn_from)
                 is_late = None if masks is None else masks.is_late
                 yields = take_yields(self.batch, inputs, sampled, is_late, has_proposer=self._drafter.has_proposer)
+            self._drafter.observe(hidden, inputs)
         next_drafts = self._drafter.guess_ahead()
         return result_of(plan, yields, start_ns, time.monotonic_ns(), of_prompts, next_drafts)
 

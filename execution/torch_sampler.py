@@ -20,7 +20,7 @@ from .prompt_logprobs import prompt_logprobs
 from .prompt_pieces import PromptPieces
 from .sampled_logprobs import StepLogits, sampled_logprobs
 from .sampler import Sampled
-from .sampling_batch import sampling_batch
+from .sampling_batch import Place, parameters_of, sampling_batch
 from .token_counts import Float32s
 from .token_masks import TokenMasks
 
@@ -65,12 +65,8 @@ class TorchSampler:
     def draw(self, hidden: Tensor, inputs: StepInputs, *, with_probs: bool) -> tuple[Int32s, Float32s | None]:
         """See `Sampler.draw`."""
         logits = self._compute_logits(hidden[self._to_device(inputs.last_tokens)])
-        parameters = sampling_batch(self._batch, inputs, self._to_device)
-        token_ids = sample(logits, parameters).cpu().numpy().astype(np.int32)
-        if not with_probs:
-            return token_ids, None
-        processed = logits if parameters is None else processed_logits(logits, parameters)
-        return token_ids, processed.softmax(dim=1).cpu().numpy()
+        rows, positions = inputs.sample_rows, inputs.sample_positions
+        return draw_tokens(logits, self._batch, rows, positions, self._to_device, with_probs=with_probs)
 
     @torch.inference_mode()
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Tensor) -> PromptLogprobs:
@@ -82,3 +78,15 @@ class TorchSampler:
 
     def _to_device(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def draw_tokens(
+    logits: Tensor, batch: InputBatch, rows: Int32s, positions: Int32s, place: Place, *, with_probs: bool
+) -> tuple[Int32s, Float32s | None]:
+    """As `Sampler.draw`, for the tokens at `positions` of `rows`, int32 [k]. logits: float32 [k, vocab]."""
+    parameters = parameters_of(batch, rows, positions, place)
+    token_ids = sample(logits, parameters).cpu().numpy().astype(np.int32)
+    if not with_probs:
+        return token_ids, None
+    processed = logits if parameters is None else processed_logits(logits, parameters)
+    return token_ids, processed.softmax(dim=1).cpu().numpy()

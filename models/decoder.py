@@ -45,6 +45,10 @@ class Decoder(CausalLM):
             for table in rotary_tables(shape, max_model_len)
         )
         """Each [max_model_len, 2, 1, head_dim]."""
+        self.taps: tuple[int, ...] = ()
+        """Layers in front of which somebody wants the hidden states."""
+        self.tapped: dict[int, Tensor] = {}
+        """Those of the last step: layer -> [num_tokens, hidden_size]."""
 
     @property
     def shape(self) -> ModelShape:
@@ -75,6 +79,11 @@ class Decoder(CausalLM):
         """int64 [num_tokens] each -> [num_tokens, hidden_size] of compute_dtype, after the final norm; of a stage that
         is not the last behind its layers. hidden: of the stage before."""
         return self._forward(self, token_ids, positions, attention, hidden)
+
+    def tap(self, layer: int, hidden: Tensor) -> None:
+        """A forward pass has come to this layer with these hidden states, which it will change."""
+        if layer in self.taps:
+            self.tapped[layer] = hidden.clone()
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[k, hidden_size] of compute_dtype -> float32 [k, vocab_size]; [k, 0] on ranks that do not sample."""

@@ -31,6 +31,7 @@ def forward(
     turns = [table.index_select(0, positions).unbind(1) for table in model.rotary_tables]
     windows = shape.windows or (None,) * shape.num_layers
     for index, (layer, window) in enumerate(zip(weights.layers, windows, strict=True)):
+        model.tap(index, hidden)
         cos, sin = turns[0] if window is None else turns[-1]  # [num_tokens, 1, head_dim]
         qkv = layer.qkv(rms_norm(hidden, layer.input_norm, eps)).view(num_tokens, -1, shape.head_dim)
         rotated = rotate(rms_norm(qkv[:, :num_rotated], layer.head_norm, eps), cos, sin).to(dtype)

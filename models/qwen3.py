@@ -25,6 +25,7 @@ def forward(
     hidden = model.embed(token_ids).to(width) if hidden is None else hidden
     cos, sin = model.rotary_tables[0].index_select(0, positions).unbind(1)  # once a step: [num_tokens, 1, head_dim]
     for index, layer in enumerate(weights.layers):
+        model.tap(index, hidden)
         qkv = layer.qkv(rms_norm(hidden, layer.input_norm, eps)).view(num_tokens, -1, shape.head_dim)
         rotated = rotate(rms_norm(qkv[:, :num_rotated], layer.head_norm, eps), cos, sin).to(dtype)
         attended = attention(index, rotated[:, :num_heads], rotated[:, num_heads:], qkv[:, num_rotated:].to(dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -160,13 +160,20 @@ def is_greedy(oracle: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[i
     return logits[len(prompt) - 1 :].argmax(-1).tolist() == list(tokens)
 
 
+@runtime_checkable
+class MakeProposer(Protocol):
+    """For a batch, and a pool of so many blocks; draws: told what drafts are drawn from."""
+
+    def __call__(self, batch: InputBatch, num_blocks: int, *, draws: bool) -> Proposer: ...
+
+
 class Engine:
     """A scheduler and a runner; plans are made as far ahead as the pipeline's depth allows."""
 
     def __init__(
         self,
         model: CausalLM,
-        proposer: Proposer | None = None,
+        proposer: Proposer | MakeProposer | None = None,
         *,
         draft_model: CausalLM | None = None,
         acceptance: Rule = "coupled",
@@ -190,7 +197,9 @@ class Engine:
         num_blocks = self.scheduler.limits.num_blocks
 
         def draft(batch: InputBatch) -> Proposer:
-            assert draft_model is not None
+            if draft_model is None:
+                assert isinstance(proposer, MakeProposer)
+                return proposer(batch, num_blocks, draws=acceptance == "rejection")
             forward = TorchForward(
                 draft_model, num_blocks=num_blocks, block_size=BLOCK_SIZE, kv_dtype=draft_model.dtype
             )
@@ -205,7 +214,7 @@ class Engine:
             max_num_seqs=self.scheduler.limits.max_num_seqs,
             max_model_len=MAX_LEN,
             masks=masks,
-            proposer=proposer if draft_model is None else draft,
+            proposer=draft if draft_model is not None or callable(proposer) else proposer,
             acceptance=acceptance,
         )
         self.runner.forward.kv.tensor.fill_(torch.nan)  # a slot that is read unwritten shows up in every token
