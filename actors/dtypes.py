@@ -11,6 +11,7 @@ from ..checkpoints.shape import Checkpoint, ModelShape
 from ..checkpoints.weight_formats import PACKED_DTYPES, PANEL_ROWS, packed_dtype, stored_types
 from ..errors import ConfigError
 from ..topology import Topology
+from ..topology.check_speculative import HEAD_METHODS
 from ..topology.device import has_gpu
 from ..topology.plan import num_ranks_of, worker_process
 from .log import log_event
@@ -30,7 +31,7 @@ def resolve_dtypes(topology: Topology, checkpoint: Checkpoint, shape: ModelShape
     on_cpu = all(process.device == "cpu" for process in topology.process)
     obstacle: str | None = "it is for device cpu"
     if on_cpu:
-        obstacle = "it is for one rank" if _has_ranks(topology) else _obstacle(shape)
+        obstacle = "it is for one rank" if _has_ranks(topology) else _head_obstacle(topology) or _obstacle(shape)
     dtype: str = model.dtype
     if dtype in PACKED_DTYPES and obstacle is not None:
         raise ConfigError(f"model.dtype {dtype} cannot be computed here: {obstacle}", advice="use float32 or bfloat16")
@@ -57,7 +58,14 @@ def compiled_obstacle(topology: Topology, shape: ModelShape) -> str | None:
         return "it computes a model on one rank"
     if topology.model.dtype == "bfloat16" and _cpu_has_bfloat16():
         return "the CPU multiplies bfloat16, which torch makes use of"
-    return _obstacle(shape)
+    return _head_obstacle(topology) or _obstacle(shape)
+
+
+def _head_obstacle(topology: Topology) -> str | None:
+    section = topology.speculative
+    if section is None or section.method not in HEAD_METHODS:
+        return None
+    return f"heads of the speculative method {section.method} read hidden states that torch computes"
 
 
 def _has_ranks(topology: Topology) -> bool:

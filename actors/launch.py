@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ..checkpoints import Progress, read_shape, resolve_checkpoint
+from ..checkpoints.draft_heads import find_head
 from ..checkpoints.shape import Checkpoint, DraftCheckpoint, ModelShape
 from ..checkpoints.weight_formats import held_bits, stored_types
 from ..topology import (
@@ -22,8 +23,9 @@ from ..topology import (
     raise_problems,
 )
 from ..topology.arithmetic import Arithmetic
-from ..topology.check_speculative import MODEL_METHODS, check_draft_model
+from ..topology.check_speculative import HEAD_METHODS, MODEL_METHODS, check_draft_model
 from ..topology.device import has_gpu
+from ..topology.memory import DraftSizes
 from ..topology.plan import worker_process
 from .answer_parsers import resolve_parsers
 from .device_memory import free_device_bytes
@@ -46,7 +48,7 @@ def prepare_launch(topology: Topology, progress: Progress | None = None) -> Laun
     """Find the model (fetching it if need be) and check the topology against it. Raises ConfigError and its kinds."""
     ensure_valid(topology, None)
     checkpoint, shape, topology = find_model(topology, progress)
-    draft = find_draft(topology, progress)
+    draft = find_draft(topology, checkpoint, shape, progress)
     raise_problems(check_load(topology, checkpoint), Places(""))
     ensure_valid(topology, shape)
     raise_problems(check_draft(topology, shape, draft), Places(""))
@@ -60,11 +62,16 @@ def find_model(topology: Topology, progress: Progress | None = None) -> tuple[Ch
     return checkpoint, shape, resolve_parsers(resolve_dtypes(topology, checkpoint, shape), checkpoint)
 
 
-def find_draft(topology: Topology, progress: Progress | None = None) -> DraftCheckpoint | None:
-    """The files and the shape of the model that drafts, if one does. Raises ConfigError."""
+def find_draft(
+    topology: Topology, target: Checkpoint, shape: ModelShape, progress: Progress | None = None
+) -> DraftCheckpoint | None:
+    """Files and shape of the model, or the head, that drafts for the target, if one does. Raises ConfigError."""
     section = topology.speculative
-    if section is None or section.method not in MODEL_METHODS or not section.model:
+    if section is None or section.method not in MODEL_METHODS or (section.method != "mtp" and not section.model):
         return None
+    if section.method in HEAD_METHODS:
+        return find_head(section.method, section.model, target, shape, progress)
+    assert section.model is not None
     checkpoint = resolve_checkpoint(section.model, progress=progress)
     return DraftCheckpoint(checkpoint, read_shape(checkpoint))
 
@@ -90,8 +97,11 @@ def plan_launch(
     """For a topology without problems, dtypes resolved. Raises NotEnoughMemory."""
     device = worker_process(topology).device
     available_bytes = free_device_bytes(device) if has_gpu(topology) else _available_bytes()
-    beside = None if draft is None else (draft.shape, _arithmetic(topology, draft.checkpoint, draft.shape))
-    arithmetic = _arithmetic(topology, checkpoint, shape)
+    arithmetic, beside = _arithmetic(topology, checkpoint, shape), None
+    if draft is not None:
+        is_head = draft.num_head_elements is not None
+        of_draft = arithmetic if is_head else _arithmetic(topology, draft.checkpoint, draft.shape)
+        beside = DraftSizes(draft.shape, of_draft, draft.num_head_elements)
     ledger = plan_memory(topology, shape, available_bytes, arithmetic, beside)
     return Launch(topology, checkpoint, shape, max_model_len_of(topology, shape), ledger, draft)
 

@@ -16,7 +16,7 @@ from ..shm_queue import BoardReader, BoardWriter, ProgressLine
 from ..shm_queue.rank_region import RankRegionLayout
 from ..topology.device import device_of_rank
 from ..topology.plan import num_threads_of
-from ..topology.schema import NULL_DEVICE, ProcessSection
+from ..topology.schema import NULL_DEVICE, ProcessSection, SpeculativeSection
 from .dtypes import compiled_obstacle
 from .loading import LoadingStatistics
 from .log import log_event
@@ -225,9 +225,45 @@ def _model_runner(
         max_num_seqs=max_num_seqs,
         max_model_len=start.max_model_len,
         masks=masks,
-        proposer=_proposer(start) if start.draft is None else _draft_model(start, start.draft, section, report),
+        proposer=_proposer(start) if start.draft is None else _drafting(start, start.draft, forward, section, report),
         acceptance="coupled" if start.topology.speculative is None else start.topology.speculative.acceptance,
     )
+
+
+def _drafting(
+    start: Start, draft: DraftCheckpoint, target: Forward, section: ProcessSection, report: Callable[[int, int], None]
+) -> Callable[[InputBatch], Proposer]:
+    """A model, or a head of the target."""
+    speculative = start.topology.speculative
+    assert speculative is not None
+    if speculative.method == "draft_model":
+        return _draft_model(start, draft, section, report)
+    return _draft_head(start, draft, target, speculative)
+
+
+def _draft_head(
+    start: Start, draft: DraftCheckpoint, target: Forward, speculative: SpeculativeSection
+) -> Callable[[InputBatch], Proposer]:
+    """The head is loaded now."""
+    import torch
+
+    from ..execution.draft_heads import LayerHeadProposer, MedusaProposer
+    from ..execution.kv_tensors import KVTensors
+    from ..execution.torch_forward import TorchForward
+    from ..models.decoder import Decoder
+    from ..models.draft_head_loader import load_layer_head, load_medusa
+
+    assert isinstance(target, TorchForward), "hidden states are torch's"
+    model, draws = target.model, speculative.acceptance == "rejection"
+    assert isinstance(model, Decoder), "every family's is"
+    if speculative.method == "medusa":
+        heads = load_medusa(draft, model)
+        return lambda batch: MedusaProposer(heads, model, batch, draws=draws)
+    head = load_layer_head(speculative.method, draft, model, start.max_model_len)
+    kv_dtype: torch.dtype = getattr(torch, start.topology.model.kv_dtype)
+    block_size = start.topology.kv_cache.block_size
+    kv = KVTensors(draft.shape, start.num_blocks, block_size, kv_dtype, target.device)
+    return lambda batch: LayerHeadProposer(head, model, batch, kv, draws=draws)
 
 
 def _draft_model(

@@ -15,6 +15,7 @@ HUGGING_FACE_CLASSES: dict[str, str] = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Gemma3ForCausalLM": "gemma3",
+    "MiMoForCausalLM": "qwen2",
 }
 """`architectures[0]` of a config.json -> name in SUPPORTED_ARCHITECTURES."""
 
@@ -27,7 +28,7 @@ HUGGING_FACE_MODEL_TYPES: dict[str, str] = {
 }
 """`model_type` of a config.json without `architectures`."""
 
-SUPPORTED_ARCHITECTURES: tuple[str, ...] = tuple(HUGGING_FACE_CLASSES.values())
+SUPPORTED_ARCHITECTURES: tuple[str, ...] = tuple(dict.fromkeys(HUGGING_FACE_CLASSES.values()))
 
 GGUF_ARCHITECTURES: tuple[str, ...] = ("llama", "qwen2", "qwen3", "gemma3")
 """`general.architecture` of a GGUF file; there a Mistral is a `llama`."""

@@ -11,6 +11,7 @@ from .hf_config import CONFIGS, LlamaConfig
 from .hf_families import features_of, refuse_features
 from .json_file import decode_json_file
 from .model_weights import check_weights, count_parameters
+from .mtp_names import MTP_LAYERS
 from .safetensors_files import read_safetensors_directory
 from .shape import ModelShape
 from .shape_checks import check_shape
@@ -20,7 +21,8 @@ from .special_ids import hf_special_ids
 def read_hf_shape(directory: str) -> ModelShape:
     """The shape of the model in `directory`; errors as in `read_shape`."""
     shape = read_hf_config(directory)
-    found = {tensor.name: tensor.shape for tensor in read_safetensors_directory(directory).values()}
+    tensors = read_safetensors_directory(directory).values()
+    found = {tensor.name: tensor.shape for tensor in tensors if not tensor.name.startswith(MTP_LAYERS)}
     check_weights(found, shape, scheme=1, ignored=frozenset({"inv_freq"}), where=directory)
     return shape
 

@@ -65,7 +65,10 @@ class ModelShape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DraftCheckpoint(msgspec.Struct, frozen=True, array_like=True):
-    """The model that drafts for another."""
+    """The model that drafts for another, or the head of one."""
 
     checkpoint: Checkpoint
     shape: ModelShape
+    """Of a head: the layers that have keys and values."""
+    num_head_elements: int | None = None
+    """Of all tensors of a head; None: it is a model."""

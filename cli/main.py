@@ -74,7 +74,7 @@ def serve(
         Optional[str],  # noqa: UP045
         typer.Option(
             metavar="METHOD",
-            help="Draft tokens and verify them: ngram, suffix, or draft_model with --set speculative.model=MODEL.",
+            help="Draft tokens and verify them: ngram, suffix, ...; docs/speculation.md has all methods.",
             show_default=False,
         ),
     ] = None,

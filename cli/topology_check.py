@@ -28,7 +28,7 @@ def examine(reading: Reading, folder: str, progress: Progress | None = None) -> 
     except StartFailed as error:
         return None, [*problems, Problem(("model", "source"), error.cause, "", error.advice)]
     try:
-        draft = find_draft(topology, progress)
+        draft = find_draft(topology, checkpoint, shape, progress)
     except StartFailed as error:
         return None, [*problems, Problem(("speculative", "model"), error.cause, "", error.advice)]
     rules = [*check_load(topology, checkpoint), *check_topology(topology, shape), *check_draft(topology, shape, draft)]

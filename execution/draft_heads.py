@@ -123,7 +123,7 @@ class LayerHeadProposer:
         samples = np.zeros(rows.size, np.bool_)
         planned = PlannedRows(rows, self._batch.run[rows], begins, widths, begins + widths, samples)
         inputs = flat_inputs(batch, planned)
-        attention = PagedAttention(self._kv, inputs, batch, self._kv.shape, features.dtype)
+        attention = PagedAttention(self._kv, inputs, batch, self._kv.shape, self._target.dtype)
         positions = inputs.positions + np.repeat(context, widths)
         token_ids = self._batch.token_ids[np.repeat(rows, widths), positions + 1].astype(np.int64)
         return self._head.advance(features, torch.from_numpy(token_ids), torch.from_numpy(positions), attention)

@@ -17,39 +17,31 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from msgspec.structs import replace
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..checkpoints.hf_shape import read_hf_config
-from ..checkpoints.shape import ModelShape
+from ..checkpoints.mtp_names import MTP_LAYERS
+from ..checkpoints.shape import DraftCheckpoint, ModelShape
 from ..errors import CorruptCheckpoint
 from .decoder import Decoder
 from .draft_heads import DecoderLayer, Eagle3Head, EagleHead, LayerHead, MedusaHeads, MtpHead
 
-MTP_PREFIX = "model.mtp_layers.0."
+MTP_PREFIX = MTP_LAYERS + "0."
 
 
-def head_shape(method: str, directory: str, target: ModelShape) -> ModelShape:
-    """Of the layer that has keys and values; Medusa's has none. Raises what `read_shape` does."""
-    if method == "medusa":
-        return _with_layers(target, 0)
-    return _with_layers(target if method == "mtp" else read_hf_config(directory, "llama"), 1)
-
-
-def load_layer_head(method: str, directory: str, target: Decoder, max_model_len: int) -> tuple[LayerHead, ModelShape]:
-    """(the head, the shape of its layer). Raises CorruptCheckpoint where a tensor is missing or of another shape."""
-    shape, where = head_shape(method, directory, target.shape), Path(directory)
+def load_layer_head(method: str, draft: DraftCheckpoint, target: Decoder, max_model_len: int) -> LayerHead:
+    """Raises CorruptCheckpoint where a tensor is missing or of another shape."""
+    where = Path(draft.checkpoint.path)
     try:
-        return _layer_head(method, where, target, shape, max_model_len), shape
+        return _layer_head(method, where, target, draft.shape, max_model_len)
     except KeyError as error:
         raise _missing(where, str(error.args[0])) from None
 
 
-def load_medusa(directory: str, target: Decoder) -> MedusaHeads:
+def load_medusa(draft: DraftCheckpoint, target: Decoder) -> MedusaHeads:
     """Errors as of `load_layer_head`."""
-    where = Path(directory)
+    where = Path(draft.checkpoint.path)
     config = read_config(where)
     tensors = {name.removeprefix("medusa_head."): tensor for name, tensor in _read(where, target).items()}
     try:
@@ -72,7 +64,7 @@ def read_config(directory: Path) -> dict[str, int]:
 def _layer_head(method: str, where: Path, target: Decoder, shape: ModelShape, max_model_len: int) -> LayerHead:
     tensors = _read(where, target, MTP_PREFIX if method == "mtp" else "")
     prefix = {"eagle": "layers.0.", "eagle3": "midlayer.", "mtp": ""}[method]
-    layer = DecoderLayer(shape, tensors, prefix, max_model_len)
+    layer = DecoderLayer(shape, target.dtype, tensors, prefix, max_model_len)
     hidden, width = target.shape.hidden_size, tensors[prefix + "self_attn.q_proj.weight"].shape
     wanted = (shape.num_heads * shape.head_dim, hidden * (2 if method == "eagle3" else 1))
     if shape.hidden_size != hidden or tuple(width) != wanted:
@@ -123,10 +115,6 @@ def _read(where: Path, target: Decoder, prefix: str = "") -> dict[str, Tensor]:
         for name, tensor in part.items()
         if name.startswith(prefix)
     }
-
-
-def _with_layers(shape: ModelShape, num_layers: int) -> ModelShape:
-    return replace(shape, num_layers=num_layers, windows=(), window_rope_theta=None)
 
 
 def _check_logits(where: Path, logits: Tensor, target: Decoder) -> None:

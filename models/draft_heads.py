@@ -58,19 +58,22 @@ class LayerHead(Protocol):
 class DecoderLayer:
     """Attention and SwiGLU of one layer by the names of its tensors."""
 
-    def __init__(self, shape: ModelShape, tensors: Mapping[str, Tensor], prefix: str, max_model_len: int) -> None:
-        """tensors: of one dtype, its own names behind `prefix`."""
+    def __init__(
+        self,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        tensors: Mapping[str, Tensor],
+        prefix: str,
+        max_model_len: int,
+    ) -> None:
+        """dtype: of queries, keys and values; tensors: of another one, perhaps, its own names behind `prefix`."""
         self._shape = shape
         self._tensors = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
         some = tensors[prefix + "self_attn.q_proj.weight"]
         self.eps = torch.tensor(shape.rms_norm_eps, device=some.device)
-        self._dtype = some.dtype
+        self._dtype, self._width = dtype, some.dtype
         (table,) = rotary_tables(shape, max_model_len)
         self._table = torch.from_numpy(table).unsqueeze(2).to(some.device, some.dtype)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self._tensors.values(), self._table))
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         """x as it is where there is no such norm."""
@@ -84,8 +87,9 @@ class DecoderLayer:
             self._linear(x, f"self_attn.{name}_proj").view(num_tokens, -1, shape.head_dim) for name in ("q", "k", "v")
         )
         cos, sin = self._table.index_select(0, positions).unbind(1)
-        attended = attention(0, rotate(q, cos, sin), rotate(k, cos, sin), v)
-        hidden = beside + self._linear(attended.to(self._dtype), "self_attn.o_proj")
+        q, k = (rotate(heads, cos, sin).to(self._dtype) for heads in (q, k))
+        attended = attention(0, q, k, v.to(self._dtype))
+        hidden = beside + self._linear(attended.to(self._width), "self_attn.o_proj")
         y = self.norm(hidden, "post_attention_layernorm")
         gated = F.silu(self._linear(y, "mlp.gate_proj")) * self._linear(y, "mlp.up_proj")
         return hidden + self._linear(gated, "mlp.down_proj")

@@ -8,6 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..checkpoints.mtp_names import MTP_LAYERS
 from ..checkpoints.safetensors_files import DTYPE_BYTES, SafetensorsTensor, read_safetensors_directory
 from ..errors import CorruptCheckpoint
 from .tensors import StoredTensor
@@ -24,7 +25,7 @@ def open_safetensors(directory: str) -> dict[str, StoredTensor]:
     handles: dict[str, safe_open] = {}
     stored = {}
     for name, tensor in read_safetensors_directory(directory).items():
-        if name.endswith(_BUFFER_SUFFIX):
+        if name.endswith(_BUFFER_SUFFIX) or name.startswith(MTP_LAYERS):
             continue
         if tensor.path not in handles:
             handles[tensor.path] = _open(tensor.path)

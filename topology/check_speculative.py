@@ -9,15 +9,26 @@ from .plan import has_null_device, max_model_len_of, num_ranks_of, worker_proces
 from .problem import NOT_YET, Problem
 from .schema import NULL_DEVICE, Topology
 
-MODEL_METHODS = frozenset({"draft_model"})
-"""That have a checkpoint of their own."""
+HEAD_METHODS = frozenset({"eagle", "eagle3", "medusa", "mtp"})
+"""Heads of the model that is served."""
+MODEL_METHODS = frozenset({"draft_model", *HEAD_METHODS})
+"""That have a checkpoint of their own, or layers in that of the model."""
 
 
 def check_draft_model(topology: Topology, shape: ModelShape, draft: ModelShape) -> list[Problem]:
-    """What keeps a model of the shape `draft` from drafting for one of `shape`."""
+    """What keeps a model, or a head, of the shape `draft` from drafting for one of `shape`."""
     assert topology.speculative is not None
     problems: list[Problem] = []
     path, got = ("speculative", "model"), f"model = {show_value(topology.speculative.model)}"
+    if topology.speculative.method in HEAD_METHODS and draft.hidden_size != shape.hidden_size:
+        problems.append(
+            Problem(
+                path,
+                f"{got}, a head of hidden_size {draft.hidden_size:,}",
+                f"one of {shape.hidden_size:,}, that of [model] source: it reads its hidden states",
+                "name the head that was trained for this model",
+            )
+        )
     if draft.vocab_size != shape.vocab_size:
         problems.append(
             Problem(
@@ -28,7 +39,7 @@ def check_draft_model(topology: Topology, shape: ModelShape, draft: ModelShape) 
             )
         )
     max_model_len = max_model_len_of(topology, shape)
-    if draft.max_position < max_model_len:
+    if topology.speculative.method == "draft_model" and draft.max_position < max_model_len:
         problems.append(
             Problem(
                 path,
@@ -68,7 +79,7 @@ def _check_model(topology: Topology, problems: list[Problem]) -> None:
     section = topology.speculative
     assert section is not None
     path, method = ("speculative", "model"), f'method = "{section.method}"'
-    if section.method in MODEL_METHODS and not section.model:
+    if section.method in MODEL_METHODS and not section.model and (section.method, section.model) != ("mtp", None):
         if section.model is None:
             path, got = ("speculative", "method"), f"{method} without model"
         else:

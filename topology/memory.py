@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -94,6 +95,15 @@ class MemoryLedger(msgspec.Struct, frozen=True):
         return fixed + self.kv_bytes + self.runtime_bytes + self.board_bytes
 
 
+class DraftSizes(NamedTuple):
+    """A model, or a head, that drafts."""
+
+    shape: ModelShape
+    arithmetic: Arithmetic
+    num_head_elements: int | None = None
+    """Of a head."""
+
+
 def process_bytes_of(actors: Iterable[str], shape: ModelShape, *, is_compiled: bool) -> int:
     """What a process of these actors holds before it has work; `is_compiled`: its worker has the compiled step."""
     total = _PROCESS_BYTES
@@ -127,7 +137,7 @@ def plan_memory(
     shape: ModelShape,
     available_bytes: int,
     arithmetic: Arithmetic,
-    draft: tuple[ModelShape, Arithmetic] | None = None,
+    draft: DraftSizes | None = None,
 ) -> MemoryLedger:
     """Share out `available_bytes`, of a GPU's memory where the worker is on one: all else first, then the KV pool as
     `[kv_cache]` says. On a GPU it is an estimate; the worker measures, and decides.
@@ -149,8 +159,8 @@ def plan_memory(
     weight_bytes += (num_ranks - num_sharers) * _table_bytes(shape, arithmetic, max_model_len)  # of each further stage
     block_bytes = num_here * block_bytes_of(local, section.block_size, arithmetic.kv_dtype_bytes)
     if draft is not None:
-        weight_bytes += _weight_bytes(*draft, max_model_len)
-        block_bytes += block_bytes_of(draft[0], section.block_size, draft[1].kv_dtype_bytes)
+        weight_bytes += _draft_weight_bytes(draft, max_model_len)
+        block_bytes += block_bytes_of(draft.shape, section.block_size, draft.arithmetic.kv_dtype_bytes)
     request_blocks = blocks_for(max_model_len, section.block_size)
     most_blocks = section.num_blocks or (section.memory_bytes or available_bytes - weight_bytes) // block_bytes
     limits = StepLimits(
@@ -172,7 +182,7 @@ def plan_memory(
         if num_ranks > 1:
             activation_bytes += _exchanged_bytes(shape, arithmetic, limits, num_ranks)
         if draft is not None:
-            activation_bytes += _activation_bytes(*draft, limits) + _draft_bytes(topology, shape)
+            activation_bytes += _activation_bytes(draft.shape, draft.arithmetic, limits) + _draft_bytes(topology, shape)
     is_compiled = bool(arithmetic.packed_bits)
     runtime_bytes = board_bytes = 0  # of a GPU's memory
     if not is_gpu:
@@ -243,6 +253,13 @@ def _exchanged_bytes(shape: ModelShape, arithmetic: Arithmetic, limits: StepLimi
     """Of all ranks: what each was handed of the embedding by all, and the logits that rank 0 has put together."""
     embedded = num_ranks * limits.max_num_batched_tokens * shape.hidden_size * arithmetic.dtype_bytes
     return num_ranks * embedded + 2 * _GATHERED_LOGIT_BYTES * limits.max_num_seqs * shape.vocab_size
+
+
+def _draft_weight_bytes(draft: DraftSizes, max_model_len: int) -> int:
+    """Of a head: its tensors as they are computed with, and cosines and sines."""
+    if draft.num_head_elements is None:
+        return _weight_bytes(draft.shape, draft.arithmetic, max_model_len)
+    return (draft.num_head_elements + 2 * max_model_len * draft.shape.head_dim) * draft.arithmetic.compute_bytes
 
 
 def _draft_bytes(topology: Topology, shape: ModelShape) -> int:

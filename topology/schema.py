@@ -150,9 +150,10 @@ class StructuredOutputSection(Struct, frozen=True, forbid_unknown_fields=True):
 class SpeculativeSection(Struct, frozen=True, forbid_unknown_fields=True):
     """[speculative]: drafts that the worker guesses and verifies in the same step."""
 
-    method: Literal["ngram", "suffix", "draft_model"]
+    method: Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mtp"]
     """`ngram`: what followed the same tokens earlier in the request; `suffix`: what followed them most often, there or
-    in recent answers to requests of the same `cache_salt`; `draft_model`: what a smaller model draws. static"""
+    in recent answers to requests of the same `cache_salt`; `draft_model`: what a smaller model draws;
+    `eagle`, `eagle3`, `medusa`, `mtp`: what heads trained for the model make of its hidden states. static"""
     max_tokens: Annotated[int, Meta(ge=1, le=64)] = 8
     """Drafts of a request in a step, at most [tokens]. static"""
     acceptance: Literal["coupled", "rejection"] = "coupled"
@@ -172,7 +173,8 @@ class SpeculativeSection(Struct, frozen=True, forbid_unknown_fields=True):
     max_cached_tokens: Annotated[int, Meta(ge=0, le=1 << 28)] = 1 << 18
     """suffix: of recent answers [tokens]. static"""
     model: str | None = None
-    """draft_model: MODEL, as in [model] source, with the same vocabulary. static"""
+    """draft_model: MODEL, as in [model] source, with the same vocabulary; eagle, eagle3, medusa: directory or hub id of
+    the head; mtp: of the model with the layers, default: [model] source. static"""
 
 
 class JournalSection(Struct, frozen=True, forbid_unknown_fields=True):

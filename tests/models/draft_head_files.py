@@ -77,8 +77,9 @@ def make_tensors(method: str, oracle: PreTrainedModel) -> Tensors:
     return heads
 
 
-def write_head(method: str, oracle: PreTrainedModel, path: Path) -> Tensors:
-    """The directory as its authors publish it. Returns the tensors."""
+def write_head(method: str, oracle: PreTrainedModel, path: Path, taps: Sequence[int] = ()) -> Tensors:
+    """The directory as its authors publish it; taps: layers that the configuration of an EAGLE-3 names. Returns the
+    tensors."""
     tensors = make_tensors(method, oracle)
     path.mkdir(exist_ok=True)
     config: dict[str, object] = {
@@ -104,6 +105,8 @@ def write_head(method: str, oracle: PreTrainedModel, path: Path) -> Tensors:
             save_file(tensors, path / "model.safetensors")
     if method == "eagle3":
         config["draft_vocab_size"] = DRAFT_VOCAB
+        if taps:
+            config["eagle_aux_hidden_state_layer_ids"] = list(taps)
     (path / "config.json").write_text(json.dumps(config))
     return tensors
 

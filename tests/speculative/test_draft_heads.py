@@ -10,8 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
-from callboard.errors import CorruptCheckpoint
+from callboard.checkpoints.draft_heads import find_head
+from callboard.checkpoints.shape import Checkpoint, DraftCheckpoint
+from callboard.errors import ConfigError, CorruptCheckpoint
 from callboard.execution.draft_heads import LayerHeadProposer, MedusaProposer
 from callboard.execution.input_batch import InputBatch
 from callboard.execution.kv_tensors import KVTensors
@@ -38,12 +41,17 @@ GREEDY = SamplingParams(seed=0, temperature=0.0)
 KINDS = [GREEDY, SamplingParams(seed=5, temperature=0.9), SamplingParams(seed=6, temperature=1.2, top_k=20, top_p=0.9)]
 
 
+def find(method: str, path: Path, loaded: Loaded) -> DraftCheckpoint:
+    return find_head(method, str(path), Checkpoint("", "safetensors", str(path), ""), loaded.shape)
+
+
 class Head:
     """One method's files, and proposers of it that write down what they are asked."""
 
     def __init__(self, method: str, loaded: Loaded, path: Path) -> None:
         self.method, self.loaded, self.path = method, loaded, path
         self.tensors: Tensors = write_head(method, loaded.oracle, path)
+        self.found = find(method, path, loaded)
         self.drafted: list[tuple[list[int], list[int]]] = []
         """(known tokens, drafts)"""
 
@@ -53,10 +61,10 @@ class Head:
         target.taps = ()
         proposer: LayerHeadProposer | MedusaProposer
         if self.method == "medusa":
-            proposer = MedusaProposer(load_medusa(str(self.path), target), target, batch, draws=draws)
+            proposer = MedusaProposer(load_medusa(self.found, target), target, batch, draws=draws)
         else:
-            head, shape = load_layer_head(self.method, str(self.path), target, MAX_LEN)
-            kv = KVTensors(shape, num_blocks, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+            head = load_layer_head(self.method, self.found, target, MAX_LEN)
+            kv = KVTensors(self.found.shape, num_blocks, BLOCK_SIZE, torch.float32, torch.device("cpu"))
             kv.tensor.fill_(torch.nan)
             proposer = LayerHeadProposer(head, target, batch, kv, draws=draws)
         propose = proposer.propose
@@ -180,15 +188,18 @@ def test_a_head_of_another_model_is_refused(loaded: Loaded, tmp_path: Path, meth
     assert isinstance(loaded.model, Decoder)
     with pytest.raises((CorruptCheckpoint, RuntimeError), match=r"hidden_size|shape"):
         if method == "medusa":
-            load_medusa(str(tmp_path), loaded.model)
+            load_medusa(find(method, tmp_path, loaded), loaded.model)
         else:
-            load_layer_head(method, str(tmp_path), loaded.model, MAX_LEN)
+            load_layer_head(method, find(method, tmp_path, loaded), loaded.model, MAX_LEN)
 
 
 def test_what_is_missing_is_named(loaded: Loaded, heads: dict[str, Head], tmp_path: Path) -> None:
     assert isinstance(loaded.model, Decoder)
     (tmp_path / "config.json").write_text((heads["eagle3"].path / "config.json").read_text())
-    with pytest.raises(CorruptCheckpoint, match="holds no"):
-        load_layer_head("eagle3", str(tmp_path), loaded.model, MAX_LEN)
+    with pytest.raises(ConfigError, match="is no draft head"):
+        find("eagle3", tmp_path, loaded)
+    with pytest.raises(ConfigError, match=r"has no tensors model\.mtp_layers"):
+        save_file({"a.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+        find("mtp", tmp_path, loaded)
     with pytest.raises(CorruptCheckpoint, match=r"has no midlayer\.self_attn"):
-        load_layer_head("eagle3", str(heads["eagle"].path), loaded.model, MAX_LEN)
+        load_layer_head("eagle3", heads["eagle"].found, loaded.model, MAX_LEN)
