@@ -30,4 +30,4 @@ def test_the_commands_of_the_page_say_what_is_meant(monkeypatch: pytest.MonkeyPa
         assert name == "callboard"
         words = [str(smollm2_gguf) if word == "MODEL" else word for word in words]
         assert CliRunner().invoke(app, words).exit_code == 0
-    assert found == [("ngram", 8), ("suffix", 12)]
+    assert found == [("ngram", 8), ("suffix", 12), ("draft_model", 8), ("eagle3", 8)]
