@@ -93,4 +93,5 @@ class ConstrainedEngine(Engine):
         self._news.append(self.scheduler.advance_grammars())
         if (news := self._news.popleft()) is not None:
             self._grammars.actor.handle(news)
+        assert self._grammars.actor._times.num_failed == 0, "a token came that the grammar does not allow"
         return has_step

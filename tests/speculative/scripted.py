@@ -43,6 +43,24 @@ class ScriptedProposer:
         return []
 
 
+class StubbornProposer:
+    """Guesses the same tokens everywhere."""
+
+    def __init__(self, guesses: Sequence[int]) -> None:
+        self._guesses = guesses
+
+    def follow(self, row: int, num_given_tokens: int, sharing_key: str | None) -> None:
+        """Nothing to keep."""
+
+    def forget(self, rows: Int32s) -> None:
+        """Nothing was kept."""
+
+    def propose(self, rows: Int32s, token_ids: Int32s, num_known: Int32s, max_drafts: Int32s) -> ProposedDrafts:
+        counts = np.minimum(max_drafts, len(self._guesses)).astype(np.int32)
+        parts = [self._guesses[:count] for count in counts.tolist()]
+        return ProposedDrafts(counts, np.array([token for part in parts for token in part], np.int32))
+
+
 class PositionalProposer:
     """Guesses the same tokens behind every prompt of one length, whatever came so far."""
 

@@ -3,12 +3,17 @@ temperature, if and only if its keys and values are those of the row: whatever w
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from callboard.execution.draft_model import DraftModelProposer
 from callboard.mailbox.messages.sampling import SamplingParams
-from callboard.tests.models.families import Engine, Loaded, load, make_oracle, make_prompt
+from callboard.speculative.proposer import ProposedDrafts
+from callboard.tests.models.families import Engine, Loaded, load, make_oracle, make_prompt, oracle_logits
 
 NUM_TOKENS = 20
 KINDS = [
@@ -23,7 +28,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return load(make_oracle("qwen2"), tmp_path_factory.mktemp("qwen2"))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_the_target_itself_is_always_right(loaded: Loaded, data: st.DataObject) -> None:
     """Twice the same prompts, whose blocks are found in the prefix cache the second time, and prompts that go on
@@ -53,6 +58,41 @@ def test_each_step_gives_all_that_it_can(loaded: Loaded, kind: SamplingParams) -
     engine.generate([make_prompt(3, 12)], 1 + 4 * 5, [kind])
     numbers = engine.scheduler.statistics()
     assert (numbers.num_draft_tokens, numbers.num_accepted_tokens) == (3 * 5, 3 * 5)
+
+
+def test_drafts_are_what_the_other_model_says(loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind drafts that were rejected, in chunks, through preemptions: each is the likeliest by transformers."""
+    another = load(make_oracle("llama-biases", num_hidden_layers=2), tmp_path)
+    drafted: list[tuple[list[int], list[int]]] = []
+    propose = DraftModelProposer.propose
+
+    def noted(self: DraftModelProposer, *asked: np.ndarray) -> ProposedDrafts:
+        rows, token_ids, num_known, _ = asked
+        known = [token_ids[row, : num_known[row]].tolist() for row in rows.tolist()]
+        found = propose(self, *asked)
+        parts = np.split(found.token_ids, np.cumsum(found.counts)[:-1])
+        drafted.extend(zip(known, (part.tolist() for part in parts), strict=True))
+        return found
+
+    monkeypatch.setattr(DraftModelProposer, "propose", noted)
+    engine = Engine(
+        loaded.model,
+        draft_model=another.model,
+        max_drafts=4,
+        max_num_batched_tokens=14,
+        num_blocks=18,
+        pipeline_depth=2,
+    )
+    engine.generate([make_prompt(seed, 2 + 5 * seed) for seed in range(4)], NUM_TOKENS)
+    numbers = engine.scheduler.statistics()
+    assert numbers.num_preemptions > 0 and numbers.num_accepted_tokens < numbers.num_draft_tokens / 2
+    num_checked = 0
+    for known, drafts in drafted:
+        logits = oracle_logits(another.oracle, [*known, *drafts])[len(known) - 1 :]
+        for draft, row in zip(drafts, logits, strict=False):
+            assert float(row.max() - row[draft]) < 1e-4, (known, drafts)
+            num_checked += 1
+    assert num_checked > 50
 
 
 def test_it_computes_no_block_that_is_there(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from callboard.speculative.make_proposer import make_proposer
 from callboard.speculative.proposer import Proposer
 from callboard.tests.models.families import MAX_LEN, VOCAB_SIZE, Engine, Loaded, load, make_oracle, make_prompt
 from callboard.tests.speculative.grammar_rows import EOS, KEY, TOKENS, ConstrainedEngine
-from callboard.tests.speculative.scripted import ScriptedProposer
+from callboard.tests.speculative.scripted import ScriptedProposer, StubbornProposer
 
 NUM_TOKENS = 24
 NUM_FORMED = 44
@@ -176,6 +176,27 @@ def _check_formed(
     )
     keys = {index: KEY for index, formed in enumerate(is_formed) if formed}
     assert engine.generate(rows, num_tokens, [KINDS[FORMED[kind]] for kind in kinds], keys) == wanted
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2])
+def test_masks_behind_a_draft_are_not_those_behind_the_token_that_came(
+    loaded: Loaded, prompts: list[list[int]], formed_texts: list[list[list[int]]], delay: int
+) -> None:
+    """Each string might end at once, as is guessed, so other tokens are allowed behind the guess than behind what came;
+    while the news of that is on its way there are the masks for the guess alone."""
+    quote, comma = TOKENS.index(b'"'), TOKENS.index(b",")
+    engine = ConstrainedEngine(
+        loaded.model,
+        StubbornProposer([quote, comma, quote]),
+        delay=delay,
+        max_num_seqs=16,
+        max_drafts=3,
+        pipeline_depth=2,
+        max_num_batched_tokens=200,
+        num_blocks=400,
+    )
+    wanted = [text[:20] for text in formed_texts[1][:6]]
+    assert engine.generate(prompts[:6], 20, [KINDS[FORMED[1]]] * 6, dict.fromkeys(range(6), KEY)) == wanted
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

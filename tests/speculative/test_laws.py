@@ -124,7 +124,9 @@ def test_texts_have_the_law_of_the_model_by_either_rule(loaded: Loaded, filters:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("filters", [{"top_k": 5}, {"temperature": 0.7, "top_p": 0.8}], ids=str)
+@pytest.mark.parametrize(
+    "filters", [{"top_k": 5}, pytest.param({"temperature": 0.7, "top_p": 0.8}, marks=pytest.mark.nightly)], ids=str
+)
 def test_drafts_that_are_drawn_are_accepted_as_often_as_can_be(
     loaded: Loaded, tmp_path: Path, filters: dict[str, float]
 ) -> None:
