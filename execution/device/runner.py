@@ -204,14 +204,14 @@ class DeviceRunner:
 
     def _launch(self, plan: StepPlan) -> PendingStep:
         start_ns = time.monotonic_ns()
-        if self._has_drafts_pending or (plan.max_drafts and self._drafter.proposer is not None):
+        if self._has_drafts_pending or (plan.max_drafts and self._drafter.has_proposer):
             self._settle()
         self.batch.apply(plan)
         self._sampler.apply(plan)
         self._drafter.apply(plan)
         if plan.new_rows:
             self._state.forget(np.array([new.row for new in plan.new_rows], np.int32))
-        planned = read_rows(self.batch, plan, self._drafter.proposer)
+        planned = read_rows(self.batch, plan, self._drafter.propose if self._drafter.has_proposer else None)
         step = LaunchedStep(plan, planned, self.batch, self._clock, start_ns)
         if not planned.rows.size:
             self._settle()
