@@ -29,8 +29,7 @@ from ..shm_queue import (
 )
 from ..topology import Topology, kind_of, mask_layout, max_plan_tokens
 from ..topology.boards import stage_boards_of
-from ..topology.device import has_gpu
-from ..topology.plan import output_rank_of, rank_of, section_of
+from ..topology.plan import has_constrained_drafts, output_rank_of, rank_of, section_of
 from ..topology.schema import ProcessSection
 from .base import Actor, run_actor
 from .faults import Faults
@@ -187,7 +186,7 @@ class Cast:
             max_drafts=0 if topology.speculative is None else topology.speculative.max_tokens,
             has_adaptive_drafts=topology.speculative is not None and topology.speculative.adaptive,
             max_ledgers=section.max_ledgers,
-            has_constrained_drafts=topology.speculative is not None and not has_gpu(topology),
+            has_constrained_drafts=has_constrained_drafts(topology),
         )
         line = self._page.line(self._start.all_actors.index(name))
         inbox = self._inboxes[name]

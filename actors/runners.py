@@ -15,7 +15,7 @@ from ..mailbox.messages.control import Start
 from ..shm_queue import BoardReader, BoardWriter, ProgressLine
 from ..shm_queue.rank_region import RankRegionLayout
 from ..topology.device import device_of_rank
-from ..topology.plan import num_threads_of
+from ..topology.plan import has_constrained_drafts, num_threads_of
 from ..topology.schema import NULL_DEVICE, ProcessSection, SpeculativeSection
 from .dtypes import compiled_obstacle
 from .loading import LoadingStatistics
@@ -227,6 +227,7 @@ def _model_runner(
         masks=masks,
         proposer=_proposer(start) if start.draft is None else _drafting(start, start.draft, forward, section, report),
         acceptance="coupled" if start.topology.speculative is None else start.topology.speculative.acceptance,
+        tells_drafts=has_constrained_drafts(start.topology),
     )
 
 

@@ -27,6 +27,7 @@ from .forward import Forward
 from .input_batch import InputBatch
 from .planned_rows import PlannedRows
 from .prepare_inputs import StepInputs, flat_inputs
+from .sampler import DraftSampler
 
 
 class _Guessed(NamedTuple):
@@ -46,7 +47,9 @@ class DraftModelProposer:
         """num_blocks: of the pool; max_chunk: tokens that it catches up with in one call; draws: what drafts were drawn
         from is told."""
         self._forward, self._batch, self._max_chunk, self._draws = forward, batch, max_chunk, draws
-        self._sampler = forward.make_sampler(batch)
+        sampler = forward.make_sampler(batch)
+        assert isinstance(sampler, DraftSampler), "one rank computes it"
+        self._sampler: DraftSampler = sampler
         self._num_computed = np.zeros(batch.max_num_seqs, np.int32)
         """Positions of each row whose keys and values are those of its known tokens."""
         self._blocks = DraftBlocks(batch, num_blocks)

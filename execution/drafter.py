@@ -37,8 +37,11 @@ class Observer(Protocol):
 class Drafter:
     """Follows the rows of a batch for a proposer, if there is one."""
 
-    def __init__(self, batch: InputBatch, proposer: Proposer | None) -> None:
-        self._batch, self._proposer = batch, proposer
+    def __init__(self, batch: InputBatch, proposer: Proposer | None, *, tells_drafts: bool = True) -> None:
+        """tells_drafts: rows under a grammar have drafts, too."""
+        self._batch, self.proposer = batch, proposer
+        self.stays_without_masks = proposer is not None and tells_drafts
+        """A row that finds no mask stays where it is: plans go on where it stands, whatever they count on."""
         made: object = proposer
         self._observer = made if isinstance(made, Observer) else None
         self._ahead: dict[int, _Ahead] = {}
@@ -50,35 +53,35 @@ class Drafter:
 
     @property
     def has_proposer(self) -> bool:
-        """Rows go on where they stand, whatever plans count on."""
-        return self._proposer is not None
+        """Somebody guesses."""
+        return self.proposer is not None
 
     def apply(self, plan: StepPlan) -> None:
         """The batch has applied the plan."""
-        if self._proposer is None:
+        if self.proposer is None:
             return
         self._room.clear()
         self._last = None
         if plan.removed_rows:
             removed = np.frombuffer(plan.removed_rows, np.int32)
-            self._proposer.forget(removed)
+            self.proposer.forget(removed)
             for row in removed.tolist() if self._ahead else ():
                 self._ahead.pop(row, None)
         for new in plan.new_rows:
-            self._proposer.follow(new.row, len(new.token_ids) // 4, new.sharing_key or None)
+            self.proposer.follow(new.row, len(new.token_ids) // 4, new.sharing_key or None)
 
-    def propose(self, rows: Int32s, max_drafts: Int32s) -> ProposedDrafts:
-        """The drafts of a step. rows, max_drafts: int32 [n]; each draft may be any guess, so fewer may be verified."""
-        assert self._proposer is not None
+    def propose(self, rows: Int32s, token_ids: Int32s, num_known: Int32s, max_drafts: Int32s) -> ProposedDrafts:
+        """The drafts of a step, as `Proposer.propose`."""
+        assert self.proposer is not None
         batch = self._batch
         if not batch.has_constrained_rows or not (is_ahead := batch.is_constrained[rows]).any():
-            self._last = self._proposer.propose(rows, batch.token_ids, batch.num_known, max_drafts)
+            self._last = self.proposer.propose(rows, token_ids, num_known, max_drafts)
             return self._last
         self._room.update(zip(rows[is_ahead].tolist(), max_drafts[is_ahead].tolist(), strict=True))
         ahead = [self._guessed_ahead(row, most) for row, most in self._room.items()]
         found = ProposedDrafts(np.zeros(0, np.int32), np.zeros(0, np.int32))
         if not is_ahead.all():
-            found = self._proposer.propose(rows[~is_ahead], batch.token_ids, batch.num_known, max_drafts[~is_ahead])
+            found = self.proposer.propose(rows[~is_ahead], batch.token_ids, batch.num_known, max_drafts[~is_ahead])
         self._last = _merged(is_ahead, ahead, found)
         return self._last
 
@@ -97,10 +100,10 @@ class Drafter:
         was told once stays, as long as the row does."""
         known = self._batch.num_known
         rows = [row for row in self._room if row not in self._ahead or self._ahead[row].base != known[row]]
-        if not rows or self._proposer is None:
+        if not rows or self.proposer is None:
             return {}
         asked, most = np.array(rows, np.int32), np.array([self._room[row] for row in rows], np.int32)
-        found = self._proposer.propose(asked, self._batch.token_ids, known, most)
+        found = self.proposer.propose(asked, self._batch.token_ids, known, most)
         ends = np.cumsum(found.counts)
         for row, count, end in zip(rows, found.counts.tolist(), ends.tolist(), strict=True):
             part = slice(end - count, end)
@@ -114,8 +117,8 @@ class Drafter:
 
     def clear(self) -> None:
         """All rows will be forgotten."""
-        if self._proposer is not None:
-            self._proposer.forget(np.flatnonzero(self._batch.is_used).astype(np.int32))
+        if self.proposer is not None:
+            self.proposer.forget(np.flatnonzero(self._batch.is_used).astype(np.int32))
             self._ahead.clear()
 
     def _guessed_ahead(self, row: int, most: int) -> _Ahead:

@@ -53,7 +53,7 @@ class HostSampler:
             return Sampled(token_ids, self._logprobs(logits, raw, token_ids, inputs))
 
     def draw(self, hidden: Float32s, inputs: StepInputs, *, with_probs: bool) -> tuple[Int32s, Float32s | None]:
-        """See `Sampler.draw`."""
+        """See `DraftSampler.draw`."""
         logits = self._compute_logits(hidden[inputs.last_tokens])
         with np.errstate(all="ignore"):
             token_ids = self._choose(logits, inputs, None, None)

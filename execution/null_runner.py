@@ -78,7 +78,7 @@ class NullRunner:
         self._check_blocks(plan)
         self.batch.apply(plan)
         self._drafter.apply(plan)
-        inputs = prepare_inputs(self.batch, plan, self._drafter.propose if self._drafter.has_proposer else None)
+        inputs = prepare_inputs(self.batch, plan, self._drafter if self._drafter.has_proposer else None)
         if inputs.rows.size:
             hits = self._advance(inputs)
             self._write(inputs)
@@ -169,9 +169,9 @@ class NullRunner:
                 self._obey(masks, token_ids, draws)
             sampled = Sampled(token_ids, self._logprobs(draws, token_ids, inputs.sample_rows))
             is_late = None if masks is None else masks.is_late
-            has_proposer = self._drafter.has_proposer
-            yields = take_yields(self.batch, inputs, sampled, is_late, has_proposer=has_proposer)
-            if has_proposer or inputs.sample_counts is not None:  # drafts that were not accepted are computed again
+            stays = self._drafter.stays_without_masks
+            yields = take_yields(self.batch, inputs, sampled, is_late, stays=stays)
+            if stays or inputs.sample_counts is not None:  # drafts that were not accepted are computed again
                 self._next_start[inputs.sample_rows] = self.batch.num_known[inputs.sample_rows] - 1
             elif masks is not None:
                 self._note_late(inputs.sample_rows[masks.is_late], inputs.sample_positions[masks.is_late])

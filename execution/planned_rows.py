@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,11 @@ from ..mailbox.messages.steps import NO_DRAFTING, StepPlan
 from ..speculative.proposer import ProposedDrafts
 from .input_batch import InputBatch, Int32s, Int64s
 
-Propose = Callable[[Int32s, Int32s], ProposedDrafts]
-"""(rows, most drafts of each), int32 [n] -> drafts."""
+
+class Propose(Protocol):
+    """What guesses: a `Proposer`, or what stands before one."""
+
+    def propose(self, rows: Int32s, token_ids: Int32s, num_known: Int32s, max_drafts: Int32s) -> ProposedDrafts: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ def _with_guesses(batch: InputBatch, planned: PlannedRows, plan: StepPlan, propo
     num_drafts = np.zeros(rows.size, np.int32)
     asked = np.flatnonzero(room > 0)
     if asked.size and propose is not None:
-        drafts = propose(rows[asked], room[asked])
+        drafts = propose.propose(rows[asked], batch.token_ids, batch.num_known, room[asked])
         num_drafts[asked] = drafts.counts
         _write_drafts(batch, rows[asked], starts[asked] + 1, drafts.counts, drafts.token_ids)
     num_tokens += num_drafts

@@ -22,6 +22,7 @@ from .prompt_logprobs import parts_of
 from .prompt_pieces import PromptPieces
 from .sampler import Sampled, Sampler
 from .stage_links import TokenSender
+from .token_counts import Float32s
 from .token_masks import TokenMasks
 
 _SAMPLED, _FAILED = 0, 1
@@ -84,10 +85,18 @@ class LeadingSampler:
         self._sampler.clear()
 
     def sample(
-        self, hidden: Tensor, inputs: StepInputs, masks: TokenMasks | None = None, drafts: Int32s | None = None
+        self,
+        hidden: Tensor,
+        inputs: StepInputs,
+        masks: TokenMasks | None = None,
+        drafts: Int32s | None = None,
+        proposed: Float32s | None = None,
     ) -> Sampled:
         return tell_sampled(
-            lambda: self._sampler.sample(hidden, inputs, masks, drafts), inputs, self._collective, self._device
+            lambda: self._sampler.sample(hidden, inputs, masks, drafts, proposed),
+            inputs,
+            self._collective,
+            self._device,
         )
 
     def prompt_logprobs(self, pieces: PromptPieces, hidden: Tensor) -> PromptLogprobs:
@@ -109,10 +118,15 @@ class TellingSampler:
         self._sampler.clear()
 
     def sample(
-        self, hidden: Tensor, inputs: StepInputs, masks: TokenMasks | None = None, drafts: Int32s | None = None
+        self,
+        hidden: Tensor,
+        inputs: StepInputs,
+        masks: TokenMasks | None = None,
+        drafts: Int32s | None = None,
+        proposed: Float32s | None = None,
     ) -> Sampled:
         try:
-            sampled = self._sampler.sample(hidden, inputs, masks, drafts)
+            sampled = self._sampler.sample(hidden, inputs, masks, drafts, proposed)
         except ActorFault:
             raise
         except Exception:
@@ -147,7 +161,12 @@ class FollowingSampler:
 
     @torch.inference_mode()
     def sample(
-        self, hidden: Tensor, inputs: StepInputs, masks: TokenMasks | None = None, drafts: Int32s | None = None
+        self,
+        hidden: Tensor,
+        inputs: StepInputs,
+        masks: TokenMasks | None = None,
+        drafts: Int32s | None = None,
+        proposed: Float32s | None = None,
     ) -> Sampled:
         """Raises SamplingFailed."""
         self._compute_logits(hidden[torch.from_numpy(inputs.last_tokens).to(self._device)])

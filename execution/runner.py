@@ -32,13 +32,17 @@ class ModelRunner:
         masks: MaskSource | None = None,
         proposer: Proposer | Callable[[InputBatch], Proposer] | None = None,
         acceptance: Rule = "coupled",
+        tells_drafts: bool = True,
     ) -> None:
         """masks: of constrained rows, if there may be any; proposer: guesses where plans ask for it, or makes
-        of the batch what does; acceptance: the rule by which drafts are accepted."""
+        of the batch what does; acceptance: the rule by which drafts are accepted;
+        tells_drafts: rows under a grammar have drafts, too, told a step ahead."""
         self.forward = forward
         self.batch = InputBatch(max_num_seqs, max_model_len, forward.kv.block_size)
         self.sampler = forward.make_sampler(self.batch)
-        self._drafter = Drafter(self.batch, proposer(self.batch) if callable(proposer) else proposer)
+        self._drafter = Drafter(
+            self.batch, proposer(self.batch) if callable(proposer) else proposer, tells_drafts=tells_drafts
+        )
         self._acceptance: Rule = acceptance
         self._masks = MaskReader(self.batch, masks, forward.shape.vocab_size)
 
@@ -66,7 +70,7 @@ class ModelRunner:
         self.batch.apply(plan)
         self.sampler.apply(plan)
         self._drafter.apply(plan)
-        return prepare_inputs(self.batch, plan, self._drafter.propose if self._drafter.has_proposer else None)
+        return prepare_inputs(self.batch, plan, self._drafter if self._drafter.has_proposer else None)
 
     def _compute(
         self, plan: StepPlan, inputs: StepInputs, start_ns: int, take_masks: Callable[[], TokenMasks] | None = None
@@ -84,7 +88,7 @@ class ModelRunner:
                 drawn_from = None if drafts is None else self._drafter.probs
                 sampled = self.sampler.sample(hidden, inputs, masks, drafts, drawn_from)
                 is_late = None if masks is None else masks.is_late
-                yields = take_yields(self.batch, inputs, sampled, is_late, has_proposer=self._drafter.has_proposer)
+                yields = take_yields(self.batch, inputs, sampled, is_late, stays=self._drafter.stays_without_masks)
             self._drafter.observe(hidden, inputs)
         next_drafts = self._drafter.guess_ahead()
         return result_of(plan, yields, start_ns, time.monotonic_ns(), of_prompts, next_drafts)

@@ -7,7 +7,7 @@ draw from the same noise.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..mailbox.messages.steps import PromptLogprobs, StepPlan
 from .input_batch import Int32s
@@ -54,12 +54,17 @@ class Sampler(Protocol):
         of the d drafts among them was drawn from; None: they were not drawn."""
         ...
 
+    def prompt_logprobs(self, pieces: PromptPieces, hidden: Array) -> PromptLogprobs:
+        """hidden: as above."""
+        ...
+
+
+@runtime_checkable
+class DraftSampler(Protocol):
+    """A sampler of a model that drafts."""
+
     def draw(self, hidden: Array, inputs: StepInputs, *, with_probs: bool) -> tuple[Int32s, Float32s | None]:
         """Drafts: tokens of the k rows that sample, int32 [k], with their temperature, filters and noise, but nothing
         else that requests ask for; and, if wanted, float32 [k, vocab]: the distribution that each was drawn from (of a
         greedy row anything)."""
-        ...
-
-    def prompt_logprobs(self, pieces: PromptPieces, hidden: Array) -> PromptLogprobs:
-        """hidden: as above."""
         ...

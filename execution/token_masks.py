@@ -32,7 +32,7 @@ class MaskSource(Protocol):
 class UnreadMasks:
     """The masks of a rank that does not sample: all are there at once, and allow everything."""
 
-    def read(self, epoch: int, rows: Int32s, runs: Int64s, positions: Int32s, out: Int32s) -> Bools:
+    def read(self, epoch: int, rows: Int32s, runs: Int64s, bases: Int32s, positions: Int32s, out: Int32s) -> Bools:
         out[:] = -1
         return np.ones(rows.size, np.bool_)
 

@@ -63,7 +63,7 @@ class TorchSampler:
 
     @torch.inference_mode()
     def draw(self, hidden: Tensor, inputs: StepInputs, *, with_probs: bool) -> tuple[Int32s, Float32s | None]:
-        """See `Sampler.draw`."""
+        """See `DraftSampler.draw`."""
         logits = self._compute_logits(hidden[self._to_device(inputs.last_tokens)])
         rows, positions = inputs.sample_rows, inputs.sample_positions
         return draw_tokens(logits, self._batch, rows, positions, self._to_device, with_probs=with_probs)
@@ -83,7 +83,7 @@ class TorchSampler:
 def draw_tokens(
     logits: Tensor, batch: InputBatch, rows: Int32s, positions: Int32s, place: Place, *, with_probs: bool
 ) -> tuple[Int32s, Float32s | None]:
-    """As `Sampler.draw`, for the tokens at `positions` of `rows`, int32 [k]. logits: float32 [k, vocab]."""
+    """As `DraftSampler.draw`, for the tokens at `positions` of `rows`, int32 [k]. logits: float32 [k, vocab]."""
     parameters = parameters_of(batch, rows, positions, place)
     token_ids = sample(logits, parameters).cpu().numpy().astype(np.int32)
     if not with_probs:

@@ -44,15 +44,15 @@ def take_yields(
     sampled: Sampled,
     is_late: Bools | None = None,
     *,
-    has_proposer: bool = False,
+    stays: bool = False,
 ) -> Yields:
     """Write the tokens that count into the batch, and tell them. sampled: of the k places that were drawn for; is_late:
     bool [k], those of constrained rows without a mask. Such a row has a token in the batch all the same, since plans
-    that were made before this result count on one; but with a proposer they go on where the row stands, and it stays.
+    that were made before this result count on one; unless plans go on where it stands: then it stays there.
     """
     rows, positions, counts = inputs.sample_rows, inputs.sample_positions, inputs.sample_counts
     if counts is None:
-        if has_proposer and is_late is not None:
+        if stays and is_late is not None:
             batch.write_sampled(rows[~is_late], positions[~is_late], sampled.token_ids[~is_late])
         else:
             batch.write_sampled(rows, positions, sampled.token_ids)
@@ -62,12 +62,12 @@ def take_yields(
     if is_late is not None and is_late.any():
         places = np.arange(is_late.size) - np.repeat(firsts, counts)
         first_late = np.minimum.reduceat(np.where(is_late, places, is_late.size), firsts)
-        if not has_proposer:
+        if not stays:
             first_late = np.where(first_late, first_late, 1)
         taken = np.minimum(taken, first_late).astype(np.int32)
     is_taken = first_places(taken, counts)
     batch.write_sampled(rows[is_taken], positions[is_taken], sampled.token_ids[is_taken])
-    if is_late is not None and not has_proposer:
+    if is_late is not None and not stays:
         is_taken &= ~is_late
         taken = np.where(is_late[firsts], np.int32(0), taken)
     sampled = _only(sampled, is_taken)

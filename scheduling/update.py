@@ -154,8 +154,7 @@ def _without_late(
             raise ProtocolViolation(f"result of step {step} has a row with {counts[i]} tokens; each has one")
         if state.limits.has_constrained_drafts:
             if num_drafts is not None:
-                one = slice(i, i + 1)
-                arrays.settle_drafts(rows[one], num_drafts[one], np.zeros(1, np.int32))
+                arrays.settle_drafts(rows[i : i + 1], num_drafts[i : i + 1], np.zeros(1, np.int32))
             arrays.num_computed[row] -= ONE
             arrays.num_expected[row] -= ONE
             state.counters.num_late_masks += 1

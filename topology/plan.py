@@ -138,6 +138,13 @@ def worker_process(topology: Topology) -> ProcessSection:
     return next(p for p in topology.process if any(split_kind(actor)[0] == "worker" for actor in p.actors))
 
 
+def has_constrained_drafts(topology: Topology) -> bool:
+    """Whether rows under a grammar are drafted for: where one rank on a CPU sees what it draws and which masks came."""
+    worker = worker_process(topology)
+    is_host = worker.device in ("cpu", NULL_DEVICE)
+    return topology.speculative is not None and is_host and num_ranks_of(worker) == 1
+
+
 def has_null_device(topology: Topology) -> bool:
     """Whether the worker computes no model, so that there is none to hold."""
     return any(process.device == NULL_DEVICE for process in topology.process)

@@ -51,7 +51,7 @@ def test_a_row_goes_on_where_it_stands():
     place(batch, {0: (range(10), (0, 1, 2)), 2: (range(100, 107), (3, 4, 5))})
     proposer = Scripted(most=9)
     plan = guessing([(0, 2, 4, False), (2, 4, 1, True)], [(-1, 0), (3, 12)])
-    inputs = prepare_inputs(batch, plan, Drafter(batch, proposer).propose)
+    inputs = prepare_inputs(batch, plan, Drafter(batch, proposer))
     assert proposer.asked == [([2], [7], [3])]
     assert inputs.token_ids.tolist() == [2, 3, 4, 5, 106, 900, 901, 902]
     assert inputs.positions.tolist() == [2, 3, 4, 5, 6, 7, 8, 9]
@@ -74,7 +74,7 @@ def test_a_row_at_its_end_is_left_out():
     batch = InputBatch(4, LENGTH, BLOCK_SIZE)
     place(batch, {0: (range(9), (0, 1, 2)), 1: (range(50, 58), (3, 4))})
     inputs = prepare_inputs(
-        batch, guessing([(0, 7, 1, True), (1, 6, 1, True)], [(4, 8), (4, 8)]), Drafter(batch, Scripted(most=9)).propose
+        batch, guessing([(0, 7, 1, True), (1, 6, 1, True)], [(4, 8), (4, 8)]), Drafter(batch, Scripted(most=9))
     )
     assert inputs.rows.tolist() == [1] and inputs.token_ids.tolist() == [57], "no draft has a place before 8"
     assert inputs.sample_runs.tolist() == [101]
@@ -89,7 +89,7 @@ def test_drafts_end_where_they_must(num_known, behind, most, room, found):
     place(batch, {0: (range(num_known), range(39))})
     last = num_known - 1
     plan = guessing([(0, max(0, last - behind), 1, True)], [(most, last + room)])
-    inputs = prepare_inputs(batch, plan, Drafter(batch, Scripted(found)).propose)
+    inputs = prepare_inputs(batch, plan, Drafter(batch, Scripted(found)))
     num_drafts = min(most, room - 1, found)
     assert inputs.positions.tolist() == list(range(last, last + 1 + num_drafts))
     assert inputs.sample_counts.tolist() == [1 + num_drafts]
@@ -144,4 +144,4 @@ def test_a_plan_that_contradicts_itself_or_the_batch(changes, says):
     place(batch, {0: (range(5), (0, 1)), 1: (range(20, 23), (2,))})
     plan: StepPlan = msgspec.structs.replace(make_plan([(0, 4, 1, True), (1, 2, 1, True)]), **changes)
     with pytest.raises(ProtocolViolation, match=says):
-        prepare_inputs(batch, plan, Drafter(batch, Scripted(most=30)).propose)
+        prepare_inputs(batch, plan, Drafter(batch, Scripted(most=30)))

@@ -101,7 +101,7 @@ def test_it_computes_no_block_that_is_there(loaded: Loaded, monkeypatch: pytest.
         loaded.model, draft_model=loaded.model, max_drafts=2, max_num_batched_tokens=100, prefix_caching=True
     )
     counted: list[int] = []
-    proposer = engine.runner._drafter._proposer  # type: ignore[union-attr]
+    proposer = engine.runner._drafter.proposer  # type: ignore[union-attr]
     forward = proposer._forward  # type: ignore[union-attr]
     compute = forward.hidden_states
 
