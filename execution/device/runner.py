@@ -211,7 +211,7 @@ class DeviceRunner:
         self._drafter.apply(plan)
         if plan.new_rows:
             self._state.forget(np.array([new.row for new in plan.new_rows], np.int32))
-        planned = read_rows(self.batch, plan, self._drafter.propose if self._drafter.has_proposer else None)
+        planned = read_rows(self.batch, plan, self._drafter if self._drafter.has_proposer else None)
         step = LaunchedStep(plan, planned, self.batch, self._clock, start_ns)
         if not planned.rows.size:
             self._settle()
