@@ -18,7 +18,8 @@ from .resolve import resolve_checkpoint
 from .safetensors_files import read_safetensors_directory
 from .shape import Checkpoint, DraftCheckpoint, ModelShape
 
-PATTERNS = ("*.safetensors", "*.bin", "*.pt")
+_PICKLES = ("*.bin", "*.pt")
+"""What torch saves: reading them may run what they say."""
 
 
 def find_head(
@@ -36,10 +37,16 @@ def find_head(
         checkpoint = Checkpoint(source, "safetensors", str(directory.resolve()), directory.name)
     else:
         checkpoint = resolve_checkpoint(source, progress=progress)
-    files = [path for pattern in PATTERNS for path in Path(checkpoint.path).glob(pattern)]
+    files = list(Path(checkpoint.path).glob("*.safetensors"))
+    if not files and (pickles := [path.name for each in _PICKLES for path in Path(checkpoint.path).glob(each)]):
+        raise ConfigError(
+            f"{checkpoint.path} has the draft head as {', '.join(sorted(pickles))}, which is a pickle and is not read",
+            advice="convert it once, where you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
+            '"model.safetensors")',
+        )
     if not files or not (Path(checkpoint.path) / "config.json").is_file():
         raise ConfigError(
-            f"{checkpoint.path} is no draft head: it has to hold config.json and {', '.join(PATTERNS)}",
+            f"{checkpoint.path} is no draft head: it has to hold config.json and *.safetensors",
             advice="name the directory of a head that was trained for this model",
         )
     num_elements = sum(path.stat().st_size for path in files) // 2  # of two bytes as a rule, of four at most half

@@ -7,7 +7,8 @@
 | medusa | `medusa_num_heads`, `medusa_num_layers`   | `0.0.linear.weight`, `0.0.linear.bias`, `0.1.weight`, ...  |
 | mtp    | the target's own                          | `model.mtp_layers.0.*` among the target's                  |
 
-In `*.safetensors`, or in what torch has saved: `pytorch_model.bin`, `medusa_lm_head.pt`.
+In `*.safetensors` alone: what torch has saved (`pytorch_model.bin`, `medusa_lm_head.pt`) is a pickle, which nothing here
+reads.
 """
 
 from __future__ import annotations
@@ -98,15 +99,9 @@ def _layer_head(method: str, where: Path, target: Decoder, shape: ModelShape, ma
 def _read(where: Path, target: Decoder, prefix: str = "") -> dict[str, Tensor]:
     """All tensors by name behind the prefix, floats in the target's compute dtype."""
     try:
-        files = sorted(where.glob("*.safetensors"))
-        parts = [load_file(path) for path in files] or [
-            torch.load(path, weights_only=True, map_location="cpu")
-            for path in sorted([*where.glob("*.bin"), *where.glob("*.pt")])
-        ]
+        parts = [load_file(path) for path in sorted(where.glob("*.safetensors"))]
     except (OSError, SafetensorError, RuntimeError) as error:
         raise CorruptCheckpoint(f"{where}: {error}", advice="fetch the files again") from error
-    if not parts:
-        raise CorruptCheckpoint(f"{where} holds no *.safetensors, *.bin or *.pt", advice="name the head's directory")
     return {
         name.removeprefix(prefix): tensor.to(target.device, target.compute_dtype)
         if tensor.is_floating_point()

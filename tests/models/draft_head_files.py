@@ -96,11 +96,9 @@ def write_head(method: str, oracle: PreTrainedModel, path: Path, taps: Sequence[
         "max_position_embeddings": 256,
     }
     match method:
-        case "eagle":
-            torch.save(tensors, path / "pytorch_model.bin")
         case "medusa":
             config = {"medusa_num_heads": MEDUSA_HEADS, "medusa_num_layers": MEDUSA_LAYERS, "base_model": "x"}
-            torch.save(tensors, path / "medusa_lm_head.pt")
+            save_file(tensors, path / "medusa_lm_head.safetensors")
         case _:
             save_file(tensors, path / "model.safetensors")
     if method == "eagle3":

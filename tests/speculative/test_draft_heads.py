@@ -198,6 +198,9 @@ def test_what_is_missing_is_named(loaded: Loaded, heads: dict[str, Head], tmp_pa
     (tmp_path / "config.json").write_text((heads["eagle3"].path / "config.json").read_text())
     with pytest.raises(ConfigError, match="is no draft head"):
         find("eagle3", tmp_path, loaded)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(ConfigError, match=r"pytorch_model\.bin, which is a pickle"):
+        find("eagle3", tmp_path, loaded)
     with pytest.raises(ConfigError, match=r"has no tensors model\.mtp_layers"):
         save_file({"a.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
         find("mtp", tmp_path, loaded)
