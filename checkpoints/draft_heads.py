@@ -41,8 +41,8 @@ def find_head(
     if not files and (pickles := [path.name for each in _PICKLES for path in Path(checkpoint.path).glob(each)]):
         raise ConfigError(
             f"{checkpoint.path} has the draft head as {', '.join(sorted(pickles))}, which is a pickle and is not read",
-            advice="convert it once, where you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
-            '"model.safetensors")',
+            advice="convert it once, where you trust it: "
+            'safetensors.torch.save_file(torch.load(FILE, weights_only=True), "model.safetensors")',
         )
     if not files or not (Path(checkpoint.path) / "config.json").is_file():
         raise ConfigError(

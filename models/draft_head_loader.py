@@ -7,8 +7,8 @@
 | medusa | `medusa_num_heads`, `medusa_num_layers`   | `0.0.linear.weight`, `0.0.linear.bias`, `0.1.weight`, ...  |
 | mtp    | the target's own                          | `model.mtp_layers.0.*` among the target's                  |
 
-In `*.safetensors` alone: what torch has saved (`pytorch_model.bin`, `medusa_lm_head.pt`) is a pickle, which nothing here
-reads.
+In `*.safetensors` alone: what torch has saved (`pytorch_model.bin`, `medusa_lm_head.pt`) is a pickle, which nothing
+here reads.
 """
 
 from __future__ import annotations

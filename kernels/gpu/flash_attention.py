@@ -57,15 +57,14 @@ class FlashAttention:
 
 def find_function() -> Attend | None:
     """None: it is not installed."""
-    for module, name, wrap in (
-        ("flash_attn_interface", "flash_attn_with_kvcache", _of_cache),
-        ("vllm.vllm_flash_attn", "flash_attn_varlen_func", _of_sequences),
-    ):
-        try:
-            return wrap(getattr(import_module(module), name))
-        except (ImportError, AttributeError):
-            continue
-    return None
+    try:
+        return _of_cache(import_module("flash_attn_interface").flash_attn_with_kvcache)
+    except (ImportError, AttributeError):
+        pass
+    try:
+        return _of_sequences(import_module("vllm.vllm_flash_attn").flash_attn_varlen_func)
+    except (ImportError, AttributeError):
+        return None
 
 
 def _of_cache(function: Callable[..., Tensor]) -> Attend:
