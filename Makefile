@@ -40,7 +40,7 @@ serve: $(VENV)/.runtime  ## serve the demo model on port 8000 until Ctrl-C
 	@$(BIN)/callboard serve $(DEMO_MODEL)
 
 test: $(VENV)/.dev  ## run the tests
-	$(PY) -m pytest -m "not accept and not nightly and not gpu" -q -n 2 --dist loadfile
+	$(PY) -m pytest -m "not accept and not nightly and not gpu" -q -n 2 --dist loadfile --no-loadscope-reorder
 
 accept: $(VENV)/.dev  ## measure what the README claims
 	$(PY) -m pytest -m accept -q -s

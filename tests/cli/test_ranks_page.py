@@ -9,24 +9,25 @@ import pytest
 from typer.testing import CliRunner
 
 from callboard.cli.main import app
+from callboard.cli.serve import read_topology
 from callboard.tests.test_readme import blocks
-from callboard.topology import ensure_valid, expand_actors, topology_from
+from callboard.topology import ensure_valid, expand_actors
 from callboard.topology.plan import num_threads_of, worker_process
 
 
 def test_the_commands_of_the_page_say_what_is_meant(monkeypatch: pytest.MonkeyPatch, smollm2_gguf: Path) -> None:
     found = []
 
-    def serve(model: str, file: None, overrides: list[str], device: None) -> int:
-        topology = topology_from(model, overrides)
-        ensure_valid(topology)
+    def serve(model: str, file: None, overrides: list[str], device: str | None) -> int:
+        topology = read_topology(file, model, overrides, device)
+        if device is None:
+            ensure_valid(topology)
         ranks = [name for name in expand_actors(topology) if name.startswith("worker.")]
         found.append((ranks, topology.model.dtype, num_threads_of(worker_process(topology), 8)))
         return 0
 
     monkeypatch.setattr("callboard.cli.serve.serve_topology", serve)
-    (block,) = blocks("docs/ranks.md", "sh")
-    for line in block.strip().splitlines():
+    for line in "".join(blocks("docs/ranks.md", "sh")).strip().splitlines():
         name, *words = shlex.split(line)
         assert name == "callboard"
         words = [str(smollm2_gguf) if word == "MODEL" else word for word in words]
@@ -34,5 +35,6 @@ def test_the_commands_of_the_page_say_what_is_meant(monkeypatch: pytest.MonkeyPa
     assert found == [
         (["worker.0", "worker.1", "worker.2"], "auto", 2),
         (["worker.0", "worker.1"], "bfloat16", 4),
+        (["worker.0", "worker.1"], "auto", 4),
         (["worker.0", "worker.1"], "auto", 4),
     ]

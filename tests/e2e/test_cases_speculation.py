@@ -28,7 +28,7 @@ SETTINGS = {"fixed 3": ("max_tokens=3", "adaptive=false"), "adaptive 8": ("max_t
 NAMES = ("num_draft_tokens", "num_accepted_tokens", "num_drafts")
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
+@pytest.fixture(scope="module", params=[pytest.param("fixed 3", marks=pytest.mark.nightly), "adaptive 8"])
 def drafting(request: pytest.FixtureRequest, smollm2_gguf: Path, send: Callable[..., Reply]) -> Iterator[Api]:
     """SmolLM2 as `smol` has it, with prompt lookup."""
     settings = [

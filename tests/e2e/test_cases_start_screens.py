@@ -93,7 +93,7 @@ def screen_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
             "model",
             "{here}/mixtral/config.json is a model of architecture 'MixtralForCausalLM', which is not supported",
             "supported architectures: llama (LlamaForCausalLM), mistral (MistralForCausalLM), "
-            "qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), gemma3 (Gemma3ForCausalLM)",
+            "qwen2 (Qwen2ForCausalLM or MiMoForCausalLM), qwen3 (Qwen3ForCausalLM), gemma3 (Gemma3ForCausalLM)",
         ),
         (
             ["--topology", "typo.toml"],

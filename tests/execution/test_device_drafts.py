@@ -58,7 +58,7 @@ def drafting_engine(both: Both, proposer: Proposer, device: LateDevice, graphs: 
     return engine
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_tokens_are_those_without_drafts(both: Both, texts: list[list[list[int]]], data: st.DataObject) -> None:
     num_rows = data.draw(st.integers(1, len(PROMPTS)))

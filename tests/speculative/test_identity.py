@@ -82,7 +82,7 @@ def draft_models(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> di
 PROPOSERS = ["right", "often right", "seldom right", "wrong", "ngram", "suffix", "itself", "another"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_tokens_are_those_without_drafts(
     loaded: Loaded,
