@@ -105,6 +105,7 @@ def run_rank(args: argparse.Namespace, group: PolledCollective) -> None:
             group.all_gather(torch.zeros(1))
             measured = bench.measure(batch, 2, args.context, args.steps)
             measured.floor_ms /= group.size
+            measured.vllm_ms = measured.vllm_ms if group.size == 1 else None  # it is of one GPU
             results.append({"exchange": name, "ranks": group.size, **asdict(measured)})
             say(f"{name:10} {lines_of(measured)}")
             if group.rank == 0 and args.json:
